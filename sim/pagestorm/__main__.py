@@ -1,0 +1,6 @@
+"""`python -m pagestorm` is `pagestorm`."""
+
+from pagestorm.cli import main
+
+if __name__ == "__main__":
+    main()

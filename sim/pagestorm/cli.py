@@ -1,0 +1,302 @@
+"""The command line. Modules that take long to import are loaded inside the commands that need them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from pagestorm.errors import Divergence, InvariantBroken, MemoryRefused, PagestormError, PoolCorruption, ScenarioError
+
+if TYPE_CHECKING:
+    from pagestorm.runs import Progress, Result
+    from pagestorm.scenario import Scenario
+
+OK, EXPECTATION_FAILED, BAD_INPUT, BROKEN, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+EPILOG_RUN = """\b
+Examples:
+  pagestorm run first-retraction
+  pagestorm run first-retraction --pools sim,torch --out runs/first
+  pagestorm run decode-oom-page-64 --set engine.page_size=32 --json
+"""
+
+
+class Commands(click.Group):
+    """Lists commands in the order they are written in: the main job first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExamples:\n  pagestorm run first-retraction\n  pagestorm doctor\n  pagestorm catalog gpus",
+)
+@click.version_option(package_name="pagestorm", message="pagestorm %(version)s")
+def cli() -> None:
+    """Will the KV-cache memory of an LLM server hold, what gives way first, why, and what fixes it?"""
+
+
+@cli.command(epilog=EPILOG_RUN)
+@click.argument("scenario")
+@click.option("--pools", help="Comma-separated: sim, counting, paged, torch. Several run in lockstep.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the torch pool lies.")
+@click.option("--payload", type=click.Choice(["stamp", "full"]), default="stamp", help="What the torch pool writes.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for tables, pictures and the report.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Instead of the scenario's.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key, e.g. engine.page_size=32."
+)
+@click.option("--step", is_flag=True, help="Never leap over uneventful decode steps.")
+@click.option("--events", type=click.Choice(["all", "none"]), default="all", help="none keeps summary and digest only.")
+@click.option("--json", "as_json", is_flag=True, help="summary.json on stdout and nothing else there.")
+@click.option("--quiet", is_flag=True, help="No progress, no verdict.")
+def run(
+    scenario: str,
+    pools: str | None,
+    device: str,
+    payload: str,
+    out: Path | None,
+    seed: int | None,
+    overrides: tuple[str, ...],
+    step: bool,
+    events: str,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Simulate SCENARIO, a YAML file or the name of a shipped one, and say whether its memory holds."""
+    from pagestorm.scenario import load
+
+    changes = [*overrides, *([f"seed={seed}"] if seed is not None else [])]
+    loaded = load(scenario, changes)
+    names: list[str] = [name.strip() for name in pools.split(",")] if pools else list(loaded.pools)
+    if out is not None:
+        _check_folder(out)
+    result = _simulate(
+        loaded, names, device=device, payload=payload, step=step, keep=events == "all" and out is not None, quiet=quiet
+    )
+    if out is not None:
+        from pagestorm.report.folder import write_folder
+
+        written = write_folder(result, out, command=_command_line())
+        if not quiet:
+            click.echo(f"wrote {len(written)} files to {out}", err=True)
+    if as_json:
+        click.echo(json.dumps(result.summary, indent=2))
+    elif not quiet:
+        _say_verdict(result, out)
+    if result.interrupted:
+        click.echo("interrupted: what is shown covers the run up to here", err=True)
+        return INTERRUPTED
+    return _check_expectations(result)
+
+
+@cli.command(epilog="\b\nExample:\n  pagestorm replay divergence-3f2a.yaml")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+def replay(file: Path, device: str) -> int:
+    """Run a saved reproducer again. Exits 3 while it still shows the fault, 0 when it no longer does."""
+    from pagestorm.reproducer import read_reproducer
+
+    found = read_reproducer(file)
+    try:
+        _simulate(found.scenario, list(found.pools), device=device, quiet=True, reproduce=False, step=found.step)
+    except (Divergence, PoolCorruption, InvariantBroken) as error:
+        same = type(error).__name__ == found.kind
+        click.echo(f"{'same verdict' if same else 'another verdict'}: {type(error).__name__}: {error}")
+        return BROKEN
+    click.echo(f"no longer reproduces: {found.kind} was {found.message}")
+    return OK
+
+
+@cli.command(epilog="\b\nExample:\n  pagestorm schema > scenario.schema.json")
+def schema() -> int:
+    """Print the JSON Schema of scenarios."""
+    from pagestorm.scenario import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))
+    return OK
+
+
+@cli.command(epilog="\b\nExamples:\n  pagestorm catalog gpus\n  pagestorm catalog models --json")
+@click.argument("what", type=click.Choice(["models", "gpus"]))
+@click.option("--json", "as_json", is_flag=True, help="Every fact, with its source.")
+def catalog(what: str, as_json: bool) -> int:
+    """List the models or accelerators that Pagestorm knows."""
+    from pagestorm import catalog as facts
+
+    rows = facts.models() if what == "models" else facts.gpus()
+    if as_json:
+        click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
+        return OK
+    for row in rows:
+        click.echo(row.line())
+    return OK
+
+
+@cli.command(epilog="\b\nExample:\n  pagestorm doctor --json")
+@click.option("--json", "as_json", is_flag=True)
+def doctor(as_json: bool) -> int:
+    """Say what this machine has: torch, CUDA, host memory, cgroup headroom, what the real pools may take."""
+    from pagestorm.doctor import as_text, examine
+
+    found = examine()
+    click.echo(json.dumps(found, indent=2) if as_json else as_text(found))
+    return OK
+
+
+def _simulate(
+    scenario: Scenario,
+    pools: list[str],
+    *,
+    device: str,
+    quiet: bool,
+    payload: str = "stamp",
+    step: bool = False,
+    keep: bool = False,
+    reproduce: bool = True,
+) -> Result:
+    from pagestorm import runs
+    from pagestorm.reproducer import write_reproducer
+
+    with _Bar(quiet) as bar:
+        try:
+            return runs.run(scenario, pools, device=device, payload=payload, step=step, tables=keep, progress=bar.show)
+        except (Divergence, PoolCorruption, InvariantBroken) as error:
+            if not reproduce:
+                raise
+            path = write_reproducer(scenario, runs.pool_names(pools), step, error)
+            raise _Broken(error, path) from error
+
+
+class _Broken(Exception):
+    """A fault of Pagestorm itself, with the file that shows it."""
+
+    def __init__(self, error: PagestormError, path: Path) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.path = path
+
+
+class _Bar:
+    """A progress bar on stderr, shown only on a terminal and only when a run takes longer than a moment."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._on = not quiet and sys.stderr.isatty()
+        self._bar: Any = None
+        self._shown = 0
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    @property
+    def show(self) -> Callable[[Progress], None] | None:
+        return self._show if self._on else None
+
+    def _show(self, progress: Progress) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=progress.requests, unit="req", delay=0.5, mininterval=0.2, leave=False)
+        if progress.ended > self._shown:
+            self._bar.update(progress.ended - self._shown)
+            self._shown = progress.ended
+            self._bar.set_postfix_str(f"{progress.simulated_s:.0f} s simulated, {progress.events} events", False)
+
+
+def _check_folder(out: Path) -> None:
+    """Find out before a long run, not after it, that nothing can be written there."""
+    from pagestorm.report.folder import prepare
+
+    prepare(out)
+
+
+def _say_verdict(result: Result, out: Path | None) -> None:
+    from pagestorm.report.terminal import say
+
+    say(result, out)
+
+
+def _check_expectations(result: Result) -> int:
+    from pagestorm.scenario import check
+
+    failed = check(result.scenario.expect, result.summary)
+    for sentence in failed:
+        click.echo(f"expected: {sentence}", err=True)
+    return EXPECTATION_FAILED if failed else OK
+
+
+def _command_line() -> str:
+    import shlex
+
+    return shlex.join(["pagestorm", *sys.argv[1:]])
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with the code that scripts rely on."""
+    sys.exit(invoke(arguments))
+
+
+def invoke(arguments: list[str] | None = None) -> int:
+    """Run a command; returns its exit code. Errors that a user can cause are told without a traceback."""
+    words = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in words
+    try:
+        code = cli.main(args=words, prog_name="pagestorm", standalone_mode=False)
+        return int(code or 0)
+    except click.exceptions.Exit as stop:
+        return int(stop.exit_code)
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        if as_json:
+            click.echo(json.dumps({"error": error.format_message()}))
+        error.show()
+        return BAD_INPUT
+    except ScenarioError as error:
+        return _refuse(
+            as_json, BAD_INPUT, str(error), file=error.file, line=error.line, column=error.column, key=error.key
+        )
+    except MemoryRefused as error:
+        return _refuse(
+            as_json,
+            REFUSED,
+            f"{error} {error.remedy}",
+            needed_bytes=error.needed_bytes,
+            budget_bytes=error.budget_bytes,
+            file=None,
+            line=None,
+            key=None,
+        )
+    except _Broken as broken:
+        click.echo(f"pagestorm: {type(broken.error).__name__}: {broken.error}", err=True)
+        click.echo(f"pagestorm: run it again with: pagestorm replay {broken.path}", err=True)
+        click.echo(str(broken.path))
+        return BROKEN
+    except (Divergence, InvariantBroken, PoolCorruption) as error:
+        click.echo(f"pagestorm: {type(error).__name__}: {error}", err=True)
+        return BROKEN
+    except KeyboardInterrupt:
+        click.echo("pagestorm: interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; there is nobody left to tell.
+        sys.stderr.close()
+        return OK
+
+
+def _refuse(as_json: bool, code: int, message: str, **where: object) -> int:
+    if as_json:
+        click.echo(json.dumps({"error": message, **where}))
+    click.echo(f"pagestorm: {message}", err=True)
+    return code

@@ -1,0 +1,172 @@
+"""The counting ledger: lengths and a number of free pages, no page ids. The fast one, and the reference for counts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagestorm.errors import PoolCorruption
+from pagestorm.memory.allocator import PageIds
+from pagestorm.memory.ledger import FULL, Ints
+
+Spans = dict[int, list[tuple[int, int]]]
+"""Owner -> ranges [first, last) of its page numbers."""
+
+
+class CountingLedger:
+    """Numbers only. `owners` bounds the owner ids (0..owners-1); the arrays have one entry an owner."""
+
+    name = "counting"
+
+    def __init__(self, pages: int, page_size: int, owners: int) -> None:
+        self.page_size = page_size
+        self._total = pages
+        self._free = pages
+        # Per owner: allocated length in tokens, and how many of its pages somebody else gives back or already has.
+        self._length = np.zeros(owners, dtype=np.int64)
+        self._foreign = np.zeros(owners, dtype=np.int64)
+        # Pages that an owner only reads (aliased, moved away), and those it gave back; most owners have neither.
+        self._lent: Spans = {}
+        self._dropped: Spans = {}
+        # Owners that end inside a page which is not theirs: a token more would be written into a stranger's page.
+        self._sealed: set[int] = set()
+
+    def total_pages(self, pool: str = FULL) -> int:
+        _check_pool(pool)
+        return self._total
+
+    def free_pages(self, pool: str = FULL) -> int:
+        _check_pool(pool)
+        return self._free
+
+    def length(self, owner: int) -> int:
+        return int(self._length[owner])
+
+    def extend(self, owners: Ints, tokens: Ints) -> int | None:
+        new = self._length[owners] + tokens
+        taken = int(tokens.sum()) if self.page_size == 1 else self._opened(owners, new)
+        return self._take(owners, new, taken)
+
+    def decode(self, owners: Ints, steps: int, tokens_per_step: int = 1) -> int | None:
+        more = steps * tokens_per_step
+        new = self._length[owners] + more
+        taken = more * len(owners) if self.page_size == 1 else self._opened(owners, new)
+        return self._take(owners, new, taken)
+
+    def _opened(self, owners: Ints, new: Ints) -> int:
+        """Pages that reach from the old lengths to the new ones."""
+        p = self.page_size
+        return int(((new + (p - 1)) // p).sum() - ((self._length[owners] + (p - 1)) // p).sum())
+
+    def _take(self, owners: Ints, new: Ints, pages: int) -> int | None:
+        if self._sealed and not self._sealed.isdisjoint(owners.tolist()):
+            raise PoolCorruption(f"one of the owners {owners.tolist()} ends inside a page that is not its own")
+        if pages > self._free:
+            return None
+        self._free -= pages
+        self._length[owners] = new
+        return pages
+
+    def move(self, owner: int, a: int, b: int, to: int) -> None:
+        first, last = self._owned_pages(owner, a, b)
+        self._check_appendable(to, owner)
+        self._length[to] += b - a
+        self._disown(self._lent, owner, first, last, b)
+
+    def alias(self, owner: int, source: int, a: int, b: int) -> None:
+        first, last = self._pages_between(source, a, b)
+        if _overlaps(self._dropped, source, first, last):
+            raise PoolCorruption(f"positions {a}..{b} of owner {source} were dropped; they cannot be aliased")
+        self._check_appendable(owner, source)
+        start = self.length(owner) // self.page_size
+        self._length[owner] += b - a
+        self._disown(self._lent, owner, start, start + last - first, self.length(owner))
+
+    def drop(self, owner: int, a: int, b: int, pool: str = FULL) -> int:
+        _check_pool(pool)
+        first, last = self._owned_pages(owner, a, b)
+        self._disown(self._dropped, owner, first, last, b)
+        self._give(last - first)
+        return last - first
+
+    def release_many(self, owners: Ints) -> int:
+        pages = int(self._owned(owners).sum())
+        self._give(pages)
+        self._length[owners] = 0
+        if self._lent or self._dropped:
+            self._foreign[owners] = 0
+            for owner in owners.tolist():
+                self._lent.pop(owner, None)
+                self._dropped.pop(owner, None)
+                self._sealed.discard(owner)
+        return pages
+
+    def last_ids(self) -> PageIds | None:
+        return None
+
+    def page_table(self, owner: int) -> PageIds | None:
+        return None
+
+    def audit(self) -> None:
+        held = int(self._owned(slice(None)).sum())
+        if held + self._free != self._total:
+            raise PoolCorruption(f"{held} pages held + {self._free} free is not the pool of {self._total} pages")
+        told = np.zeros_like(self._foreign)
+        for spans in (self._lent, self._dropped):
+            for owner, ranges in spans.items():
+                told[owner] += sum(last - first for first, last in ranges)
+        if not np.array_equal(told, self._foreign):
+            owner = int(np.flatnonzero(told != self._foreign)[0])
+            raise PoolCorruption(f"owner {owner} has {self._foreign[owner]} foreign pages; its spans say {told[owner]}")
+
+    def verify(self, owners: Ints) -> None:
+        """Nothing is written, so there is nothing to read back."""
+
+    def _pages_between(self, owner: int, a: int, b: int) -> tuple[int, int]:
+        p, length = self.page_size, self.length(owner)
+        if not (0 <= a <= b <= length) or a % p or (b % p and b != length):
+            raise PoolCorruption(f"positions {a}..{b} of owner {owner} (length {length}) are not whole pages")
+        return a // p, -(-b // p)
+
+    def _owned_pages(self, owner: int, a: int, b: int) -> tuple[int, int]:
+        first, last = self._pages_between(owner, a, b)
+        if _overlaps(self._lent, owner, first, last) or _overlaps(self._dropped, owner, first, last):
+            raise PoolCorruption(f"positions {a}..{b} of owner {owner} are not all its own to give")
+        return first, last
+
+    def _owned(self, owners: Ints | slice) -> Ints:
+        """Pages that each of them will give back."""
+        p = self.page_size
+        return (self._length[owners] + (p - 1)) // p - self._foreign[owners]
+
+    def _check_appendable(self, owner: int, source: int) -> None:
+        if owner == source:
+            raise PoolCorruption(f"owner {owner} cannot take pages from itself")
+        if self._length[owner] % self.page_size:
+            raise PoolCorruption(f"owner {owner} ends inside a page; nothing can be appended behind it")
+
+    def _disown(self, spans: Spans, owner: int, first: int, last: int, b: int) -> None:
+        """From now on the owner does not own pages first..last-1, which end at its position `b`."""
+        if first == last:
+            return
+        self._foreign[owner] += last - first
+        ranges = spans.setdefault(owner, [])
+        if ranges and ranges[-1][1] == first:
+            ranges[-1] = (ranges[-1][0], last)
+        else:
+            ranges.append((first, last))
+        if b % self.page_size:
+            self._sealed.add(owner)
+
+    def _give(self, pages: int) -> None:
+        self._free += pages
+        if self._free > self._total:
+            raise PoolCorruption(f"{self._free} pages free in a pool of {self._total}")
+
+
+def _overlaps(spans: Spans, owner: int, first: int, last: int) -> bool:
+    return any(start < last and first < end for start, end in spans.get(owner, ()))
+
+
+def _check_pool(pool: str) -> None:
+    if pool != FULL:
+        raise KeyError(f"no pool {pool!r}; this ledger has one, {FULL!r}")
