@@ -35,7 +35,27 @@ class Event(NamedTuple):
     detail: str
 
 
-KINDS = ["arrive", "reject", "admit", "prefill", "finish", "abort", "retract", "preempt", "evict", "window_release", "decode_oom", "prefill_oom", "load_back", "write_back", "host_evict", "retry", "timeout", "leap", "crash"]
+KINDS = (
+    "arrive",
+    "reject",
+    "admit",
+    "prefill",
+    "finish",
+    "abort",
+    "retract",
+    "preempt",
+    "evict",
+    "window_release",
+    "decode_oom",
+    "prefill_oom",
+    "load_back",
+    "write_back",
+    "host_evict",
+    "retry",
+    "timeout",
+    "leap",
+    "crash",
+)
 
 RawEvent = tuple[int, int, int, str, int, int, int, int, int, int, int, str, str]
 """An `Event` before it has names: what the engine makes, tens of thousands a second."""

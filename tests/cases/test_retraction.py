@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_saturation_retracts_about_every_600_steps(shared: Path) -> None:
     result = ps.run(ps.load("retraction-sawtooth"), ["sim"])
     steps = sorted(set(result.events[result.events.kind == "retract"].step))
     bursts = [step for i, step in enumerate(steps) if i == 0 or step - steps[i - 1] > 100]
-    periods = [b - a for a, b in zip(bursts, bursts[1:], strict=False)]
+    periods = [b - a for a, b in itertools.pairwise(bursts)]
     assert len(periods) >= 10
     assert 500 <= statistics.median(periods) <= 700
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagestorm.errors import ScenarioError
-from pagestorm.scenario.load import load
+from pagestorm.scenario.loading import load
 
 PLAIN = """\
 schema: 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pagestorm import catalog
 from pagestorm.errors import ScenarioError
 from pagestorm.scenario.defaults import default_chunk_tokens, resolve
-from pagestorm.scenario.load import from_mapping
+from pagestorm.scenario.loading import from_mapping
 from pagestorm.scenario.schema import Linear, Roofline, Scenario, TraceArrivals, TraceLengths
 
 

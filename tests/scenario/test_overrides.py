@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagestorm.errors import ScenarioError
-from pagestorm.scenario.load import from_mapping, load
+from pagestorm.scenario.loading import from_mapping, load
 from pagestorm.scenario.schema import Burst, Linear
 
 Refuse = Callable[..., ScenarioError]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pagestorm.errors import ScenarioError
 from pagestorm.scenario import files
 from pagestorm.scenario.dump import with_reproduces
-from pagestorm.scenario.load import from_mapping, load, resolve, to_yaml
+from pagestorm.scenario.loading import from_mapping, load, resolve, to_yaml
 from pagestorm.scenario.schema import Trace
 from pagestorm.scenario.tree import read_tree
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagestorm.errors import ScenarioError
 from pagestorm.scenario.files import read_text
-from pagestorm.scenario.load import load
+from pagestorm.scenario.loading import load
 from pagestorm.scenario.tree import MAX_DEPTH, MAX_FILE_BYTES, MAX_NODES, read_tree
 
 

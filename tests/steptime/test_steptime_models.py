@@ -12,7 +12,7 @@ import pytest
 from pagestorm import catalog
 from pagestorm.errors import ScenarioError
 from pagestorm.scenario.defaults import resolve
-from pagestorm.scenario.load import from_mapping
+from pagestorm.scenario.loading import from_mapping
 from pagestorm.scenario.schema import Linear, Scenario
 from pagestorm.steptime import FS_PER_S, LinearStepTime, RooflineStepTime, build
 

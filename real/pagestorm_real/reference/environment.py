@@ -13,7 +13,13 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 from pagestorm.errors import PagestormError
@@ -144,3 +150,107 @@ def _configured_python(where: Path) -> str:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+# --- building ----------------------------------------------------------------------------------------------------
+
+
+def build(engine: str) -> bool:
+    """Build the environment unless it is right already; True when it was built.
+
+    Raises `ReferenceBroken` when a package cannot be installed or something unwanted came along.
+    """
+    pins_file(engine)
+    with _alone(engine):
+        if not problem(engine):
+            return False
+        where = folder(engine)
+        _clear(where)
+        _run([sys.executable, "-m", "venv", "--without-pip", str(where)], "could not be made")
+        _install(engine, where)
+        check_packages(engine, installed(where))
+        stamp = Stamp(_hash(pins_file(engine)), _configured_python(where))
+        whole = where / f"{STAMP}.part"
+        whole.write_text(json.dumps(asdict(stamp), indent=1) + "\n")
+        whole.replace(where / STAMP)
+    require(engine)
+    return True
+
+
+def check_packages(engine: str, found: Mapping[str, str]) -> None:
+    """Raise `ReferenceBroken` unless `found`, version by normalised name, is what the pins say and CUDA-free."""
+    unwanted = sorted(name for name in found if name.startswith(UNWANTED))
+    if unwanted:
+        raise ReferenceBroken(f"the {engine} reference environment brought along {', '.join(unwanted)}")
+    torch = found.get("torch", "")
+    if not torch.endswith(CPU_BUILD):
+        raise ReferenceBroken(f"the {engine} reference environment has torch {torch or 'missing'}, not a CPU build")
+    wrong = [f"{name} {found.get(name, 'missing')}" for name, v in pins(engine).items() if found.get(name) != v]
+    if wrong:
+        raise ReferenceBroken(f"the {engine} reference environment differs from its pins: {', '.join(wrong)}")
+
+
+def installed(where: Path) -> dict[str, str]:
+    """What pip lists in an environment: version by normalised name."""
+    listed = _run(_pip(where, "list", "--format=json"), "cannot be listed")
+    return {_normal(row["name"]): row["version"] for row in json.loads(listed)}
+
+
+def _install(engine: str, where: Path) -> None:
+    _run(
+        _pip(where, "install", "--quiet", "--no-deps", "--only-binary=:all:", "-r", str(pins_file(engine))),
+        "could not be installed. Its torch is the CPU build, so pip needs an index that has it "
+        "(PIP_EXTRA_INDEX_URL), and the packages need Linux with Python 3.11 or newer",
+    )
+
+
+def _pip(where: Path, *arguments: str) -> list[str]:
+    """Pip of the interpreter that runs this, working on the other environment."""
+    python = str(where / "bin" / "python")
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, *arguments]
+
+
+def _run(command: list[str], complaint: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = (done.stderr or done.stdout).strip()[-2000:]
+        raise ReferenceBroken(f"the reference environment {complaint}:\n{told}")
+    return done.stdout
+
+
+def _clear(where: Path) -> None:
+    """Remove an earlier environment. Raises `ReferenceBroken` when the folder holds anything else."""
+    if not where.exists():
+        return
+    if where.is_dir() and ((where / "pyvenv.cfg").is_file() or not any(where.iterdir())):
+        shutil.rmtree(where)
+        return
+    raise ReferenceBroken(f"{where} is no virtual environment: move it away or set {DIRECTORY_VARIABLE}")
+
+
+@contextmanager
+def _alone(engine: str) -> Iterator[None]:
+    """Only one process builds an environment at a time; the others wait and find it right."""
+    root().mkdir(parents=True, exist_ok=True)
+    with (root() / f".{engine}.lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        yield
+
+
+def main(arguments: list[str]) -> int:
+    """`build ENGINE...`: exit 0 when each is right, 2 for bad usage, 4 when one cannot be had."""
+    if len(arguments) < 2 or arguments[0] != "build" or not set(arguments[1:]) <= set(ENGINES):
+        print(f"usage: python -m pagestorm_real.reference.environment build {'|'.join(ENGINES)} ...", file=sys.stderr)
+        return 2
+    for engine in arguments[1:]:
+        try:
+            built = build(engine)
+        except PagestormError as error:
+            print(f"reference: {error}", file=sys.stderr)
+            return 4
+        print(f"reference: {engine} {engine_version(engine)} {'built' if built else 'is right'} at {folder(engine)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

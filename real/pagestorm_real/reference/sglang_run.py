@@ -9,6 +9,7 @@ Runs inside the reference environment. The workload and the answer are described
 from __future__ import annotations
 
 from dataclasses import dataclass
+from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
 
@@ -462,7 +463,7 @@ def run(engine: Engine, kind: Any, payload: dict[str, Any]) -> dict[str, Any]:
             if "out of memory" not in str(error).lower():
                 raise
             outcome = "crashed"
-            recorder.note(recorder.clock.steps, "oom", None, str(error))
+            recorder.note(recorder.clock.steps, "oom", None, str(error), _phase(error))
         return _answer(recorder, outcome)
 
 
@@ -480,3 +481,9 @@ def _answer(recorder: Recorder, outcome: str) -> dict[str, Any]:
         "tree_core": pools.tree._tree_core_backend,
         **{name: lists[name] for name in sorted(workload.report)},
     }
+
+
+def _phase(error: BaseException) -> str:
+    """What the engine was allocating for when it gave up."""
+    functions = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+    return "prefill" if "prepare_for_extend" in functions else "decode"

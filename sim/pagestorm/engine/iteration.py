@@ -206,7 +206,9 @@ class SglangEngine:
             self._end(request, "rejected", refusal, time_fs)
             return
         request.max_new_tokens = capacity.clip(request.input_tokens, request.asked_tokens)
-        request.target = max(1, min(request.output_tokens, request.max_new_tokens))
+        # A request that ignores the stop token runs to its limit; a limit of 0 still yields one token.
+        natural = request.max_new_tokens if request.ignore_eos else request.output_tokens
+        request.target = max(1, min(natural, request.max_new_tokens))
         self.waiting.append(request)
         counts.peak_waiting = max(counts.peak_waiting, len(self.waiting))
         if self.blocked:

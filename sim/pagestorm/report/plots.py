@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ MOST_COLUMNS = 600
 """Columns in which a long series is drawn, each with its first, lowest and highest value."""
 MOST_MARKS = 400
 ECDF_POINTS = 500
+TITLE_CHARACTER_IN = 0.094
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -76,42 +79,41 @@ class Plots:
     def timeline(self, width_in: float = WIDE_IN) -> Figure:
         """Pages by kind, running and waiting requests and the new-token ratio over simulated time, with marks where
         requests were retracted and where memory ran out."""
+        rows = self._result.timeline_rows
+        if not rows:
+            return self._nothing_in_time(width_in)
         figure = theme.new_figure(width_in, 7.0)
         pool, running, waiting, ratio = figure.subplots(4, 1, sharex=True, height_ratios=[3.4, 1, 1, 1])
-        rows = self._result.timeline_rows
-        scale_ns, unit = _time_unit(rows[-1].time_ns if rows else self._end_ns)
+        scale_ns, unit = _time_unit(rows[-1].time_ns)
         theme.dress(pool, "pages")
         theme.dress(running, "running\n(requests)")
         theme.dress(waiting, "waiting\n(requests)")
         theme.dress(ratio, "new-token\nratio", f"simulated time ({unit})")
         _title(pool, self._seen_in_time(), width_in)
-        if not rows:
-            theme.say(pool, "no decode pass was launched")
-        else:
-            time = np.array([row.time_ns for row in rows], dtype=np.float64) / scale_ns
-            self._draw_pages(pool, time)
-            for axes, name, colour in (
-                (running, "running", theme.BLUE),
-                (waiting, "waiting", theme.ORANGE),
-                (ratio, "new_token_ratio", theme.GREEN),
-            ):
-                values = _column(rows, name)
-                kept = thin(time, values, MOST_COLUMNS)
-                axes.plot(time[kept], values[kept], color=colour, linewidth=1.3)
-                axes.set_ylim(0, (float(values.max()) or 1.0) * 1.15)
-            _whole_numbers(running, waiting)
-            first, last = float(time[0]), float(time[-1])
-            ratio.set_xlim(min(0.0, first), last if last > 0 else 1.0)
+        time = np.array([row.time_ns for row in rows], dtype=np.float64) / scale_ns
+        self._draw_pages(pool, time)
+        for axes, name, colour in (
+            (running, "running", theme.BLUE),
+            (waiting, "waiting", theme.ORANGE),
+            (ratio, "new_token_ratio", theme.GREEN),
+        ):
+            values = _column(rows, name)
+            kept = thin(time, values, MOST_COLUMNS)
+            axes.plot(time[kept], values[kept], color=colour, linewidth=1.3)
+            axes.set_ylim(0, (float(values.max()) or 1.0) * 1.15)
+        _whole_numbers(running, waiting)
+        last = float(time[-1])
+        ratio.set_xlim(0.0, last if last > 0 else 1.0)
         self._draw_marks([pool, running, waiting, ratio], scale_ns)
-        if pool.get_legend_handles_labels()[0]:
-            figure.legend(
-                *pool.get_legend_handles_labels(),
-                loc="outside lower center",
-                ncols=2 if width_in < 6 else 4,
-                frameon=False,
-                fontsize=9,
-                labelcolor=theme.INK,
-            )
+        _legend(figure, pool, 2 if width_in < 6 else 4)
+        return figure
+
+    def _nothing_in_time(self, width_in: float) -> Figure:
+        figure = theme.new_figure(width_in, 2.2)
+        axes = figure.subplots()
+        theme.dress(axes, "pages", "simulated time")
+        _title(axes, self._seen_in_time(), width_in)
+        theme.say(axes, "no decode pass was launched")
         return figure
 
     def _draw_pages(self, axes: Axes, time: Floats) -> None:
@@ -129,7 +131,7 @@ class Plots:
         pages = rows[0].pool_pages
         axes.set_ylim(0, pages)
         _whole_numbers(axes)
-        axes.set_yticks([*(tick for tick in axes.get_yticks() if 0 <= tick < 0.94 * pages), pages])
+        axes.set_yticks([*(tick for tick in axes.get_yticks() if 0 <= tick < 0.91 * pages), pages])
 
     def _draw_marks(self, axes: list[Axes], scale_ns: float) -> None:
         found = self._diagnosis
@@ -192,12 +194,12 @@ class Plots:
         theme.dress(outputs, "requests", "output (tokens)")
         _title(prompts, _spread("Prompts", prompt_tokens), width_in)
         _title(outputs, _spread("Outputs", output_tokens), width_in)
-        _histogram(prompts, prompt_tokens, theme.BLUE, "no request arrived")
-        _histogram(outputs, output_tokens, theme.ORANGE, "no request finished")
         refused = self._diagnosis.tallies.get(f"{REJECTION}: {PROMPT_LIMIT}")
+        limit = [refused.limit_tokens] if refused is not None else []
+        _histogram(prompts, prompt_tokens, theme.BLUE, "no request arrived", in_view=limit)
+        _histogram(outputs, output_tokens, theme.ORANGE, "no request finished")
         if refused is not None:
             _draw_limit(prompts, refused.limit_tokens)
-            _title(prompts, _spread("Prompts", prompt_tokens), width_in, pad=20)
         return figure
 
     def _prompts(self) -> Indices:
@@ -212,7 +214,7 @@ class Plots:
         return np.array([outcome == "finished" for outcome in columns["outcome"]], dtype=bool)
 
     def _seen_in_lengths(self) -> str:
-        return f"{_spread('Prompts', self._prompts())}; {_spread('outputs', self._outputs())}"
+        return f"{_spread('Prompts', self._prompts())}; {_spread('outputs', self._outputs())} tokens"
 
     # --- latency -----------------------------------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class Plots:
         low, high = min(first.min(), whole.min()), max(first.max(), whole.max())
         if low > 0 and high / low > 20:
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             room = (high / low) ** (0.9 / width_in)
             axes.set_xlim(low / room, high * room)
         else:
@@ -242,7 +244,7 @@ class Plots:
         _share_within(axes, first, "first token", theme.BLUE, left=True)
         _share_within(axes, whole, "whole answer", theme.ORANGE, left=False)
         axes.set_ylim(0, 108)
-        axes.legend(loc="lower right", frameon=False, fontsize=9, labelcolor=theme.INK)
+        _legend(figure, axes, 2)
         return figure
 
     def _seen_in_latency(self) -> str:
@@ -250,11 +252,7 @@ class Plots:
         if summary["ttft_s_p50"] is None:
             return "No request finished, so there is no latency to show"
         half, most = duration(summary["ttft_s_p50"]), duration(summary["ttft_s_p99"])
-        return f"First token within {half} for half of the requests, within {most} for 99 %"
-
-    @property
-    def _end_ns(self) -> int:
-        return int(self._result.summary["simulated_s"] * 1e9)
+        return f"First token: half of the requests within {half}, 99 % within {most}"
 
 
 def thin(time: Floats, values: Floats, columns: int) -> Indices:
@@ -294,11 +292,11 @@ def _share_within(axes: Axes, seconds: Floats, label: str, colour: str, *, left:
         )
 
 
-def _histogram(axes: Axes, tokens: Indices, colour: str, empty: str) -> None:
+def _histogram(axes: Axes, tokens: Indices, colour: str, empty: str, in_view: Sequence[int] = ()) -> None:
     if not len(tokens):
         theme.say(axes, empty)
         return
-    low, high = int(tokens.min()), int(tokens.max())
+    low, high = min([int(tokens.min()), *in_view]), max([int(tokens.max()), *in_view])
     if high - low < 40:
         edges = np.arange(low, high + 2) - 0.5
     elif low > 0 and high / low > 200:
@@ -310,7 +308,7 @@ def _histogram(axes: Axes, tokens: Indices, colour: str, empty: str) -> None:
     axes.hist(tokens, bins=list(edges), color=colour, edgecolor="white", linewidth=0.4)
     if high - low < 4:
         middle = (low + high) / 2
-        axes.set_xlim(middle - 4, middle + 4)
+        axes.set_xlim(max(-0.5, middle - 4), middle + 4)
     if axes.get_xscale() == "linear":
         _whole_numbers(axes, x=True)
     _whole_numbers(axes)
@@ -321,13 +319,14 @@ def _draw_limit(axes: Axes, tokens: int) -> None:
     low, high = axes.get_xlim()
     room = 0.03 * (high - low)
     axes.set_xlim(min(low, tokens - room), max(high, tokens + room))
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.12)
     axes.axvline(tokens, color=theme.INK, linewidth=1.2, linestyle=(0, (4, 2)))
     axes.text(
         tokens,
         1.0,
         f" refused from {tokens:,} on ",
         transform=axes.get_xaxis_transform(),
-        va="bottom",
+        va="top",
         ha="left" if tokens < sum(axes.get_xlim()) / 2 else "right",
         fontsize=9,
         color=theme.INK,
@@ -337,19 +336,32 @@ def _draw_limit(axes: Axes, tokens: int) -> None:
 def _spread(what: str, tokens: Indices) -> str:
     if not len(tokens):
         return f"{what}: none"
-    return f"{what}: median {np.median(tokens):,.0f}, longest {tokens.max():,} tokens"
+    return f"{what}: median {np.median(tokens):,.0f}, longest {tokens.max():,}"
 
 
-def _title(axes: Axes, text: str, width_in: float, pad: float = 12) -> None:
-    """Left-aligned, broken over two lines where it would not fit."""
-    shared = axes.get_subplotspec()
-    share = 1.0 if shared is None else 1.0 / shared.get_gridspec().ncols
-    most = int(width_in * share * 11)
-    if len(text) > most:
-        at = text.rfind(", ", 0, most)
-        if at > 0:
-            text = f"{text[: at + 1]}\n{text[at + 2 :]}"
-    axes.set_title(text, loc="left", fontsize=11, color=theme.INK, fontweight="bold", pad=pad)
+def _legend(figure: Figure, axes: Axes, columns: int) -> None:
+    """Below everything, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=9,
+            labelcolor=theme.INK,
+        )
+
+
+def _title(axes: Axes, text: str, width_in: float) -> None:
+    """Left-aligned, broken into lines where it would not fit, never between a number and its unit."""
+    place = axes.get_subplotspec()
+    share = 1.0 if place is None else 1.0 / place.get_gridspec().ncols
+    most = int((width_in * share - 0.9) / TITLE_CHARACTER_IN)
+    together = re.sub(r"(?<=\d) (?=%|(?:us|ms|s|min|h|days)\b)", "\N{NO-BREAK SPACE}", text)
+    lines = "\n".join(textwrap.wrap(together, most))
+    axes.set_title(lines, loc="left", fontsize=11, color=theme.INK, fontweight="bold", pad=12)
 
 
 def _whole_numbers(*many: Axes, x: bool = False) -> None:

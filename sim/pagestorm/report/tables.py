@@ -5,6 +5,7 @@ Each appears whole or not at all, and what the operating system refuses is a `Sc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -101,10 +102,8 @@ class ParquetEvents:
         """Forget the file."""
         self._pending = []
         # What a full disk did not take must not be tried again: the handle goes first, the writer's footer with it.
-        try:
+        with contextlib.suppress(OSError):
             self._file.close()
-        except OSError:
-            pass
         self._temporary.unlink(missing_ok=True)
 
     def _flush(self) -> None:

@@ -22,6 +22,7 @@ from pagestorm.report.advice import fits_at_page_size_1, next_steps
 from pagestorm.report.words import duration, percent, plural, sentence, times
 
 GOOD, WARNING, BAD = "good", "warning", "bad"
+NOT_KEPT = "The events of this run were not read, so the rule that decided is not shown; --out DIR keeps them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Verdict:
     cost: str
     """What it cost; empty when it cost nothing."""
     next_steps: list[str]
+    engine_says: str
+    """The message with which the engine died, word for word and in one line, for those who search their logs for it."""
 
 
 def verdict(summary: Mapping[str, Any], diagnosis: Diagnosis) -> Verdict:
@@ -64,6 +67,7 @@ def verdict(summary: Mapping[str, Any], diagnosis: Diagnosis) -> Verdict:
         context=_context(summary, diagnosis, decisive),
         cost=_cost(summary, diagnosis),
         next_steps=next_steps(summary, diagnosis),
+        engine_says=" ".join(summary["error"].split()) if outcome == "crashed" and summary["error"] else "",
     )
 
 
@@ -177,7 +181,7 @@ def _decisive(summary: Mapping[str, Any], diagnosis: Diagnosis) -> Incident | No
 def _context(summary: Mapping[str, Any], diagnosis: Diagnosis, decisive: Incident | None) -> list[str]:
     if decisive is None:
         gave_way = summary["retractions"] or summary["aborted"] or summary["rejected"] or summary["error"]
-        return [] if diagnosis.events_read or not gave_way else ["The events were not kept, so the cause is not shown."]
+        return [] if diagnosis.events_read or not gave_way else [NOT_KEPT]
     pressure, page = decisive.pressure, diagnosis.page_size
     facts = []
     if pressure.phase == "decode" and pressure.held and decisive.kind != ABORT:
@@ -210,9 +214,9 @@ def _rounding(pressure: Pressure, page: int) -> list[str]:
     fits = "would have fitted" if fits_at_page_size_1(pressure, page) else "would not have fitted either"
     return [
         f"Rounding: the step writes {plural(pressure.asked_tokens, 'token')} and takes "
-        f"{plural(pressure.asked_pages, 'page')} of {page} slots for it, while {pressure.rounding_tokens:,} slots of pages "
-        f"already held are empty ({percent(pressure.rounding_tokens, pressure.uncached_pages * page)} of what is in "
-        f"use). At page size 1 this step {fits}."
+        f"{plural(pressure.asked_pages, 'page')} of {page} slots for it, while {pressure.rounding_tokens:,} slots of "
+        f"pages already held are empty ({percent(pressure.rounding_tokens, pressure.uncached_pages * page)} of what "
+        f"is in use). At page size 1 this step {fits}."
     ]
 
 

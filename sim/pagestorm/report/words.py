@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def plural(count: int, noun: str) -> str:
     """`1 request`, `1,200 requests`."""
@@ -21,7 +23,7 @@ def percent(part: float, whole: float) -> str:
     if 0 < share < 0.01:
         return "< 0.01 %"
     if 99 <= share < 100:
-        return "> 99 %"
+        return f"{math.floor(share * 10) / 10:.1f} %"
     return f"{share:.0f} %" if share >= 10 or share == 0 else f"{share:.2g} %"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagestorm.scenario.dump import to_yaml, with_reproduces
 from pagestorm.scenario.expect import check
 from pagestorm.scenario.jsonschema import json_schema
-from pagestorm.scenario.load import from_mapping, load, resolve, shipped
+from pagestorm.scenario.loading import from_mapping, load, resolve, shipped
 from pagestorm.scenario.schema import Scenario
 
 __all__ = [

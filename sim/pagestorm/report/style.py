@@ -1,0 +1,50 @@
+"""How report.html looks: plain, readable at 390 px, light or dark as the reader prefers, and on paper."""
+
+CSS = """
+:root{--paper:#fff;--ink:#1f2328;--muted:#59636e;--line:#d1d9e0;--soft:#f6f8fa;
+--good:#1a7f37;--warning:#9a6700;--bad:#cf222e}
+@media(prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--muted:#9198a1;--line:#3d444d;--soft:#151b23;
+--good:#3fb950;--warning:#d29922;--bad:#f85149}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1.5rem 1rem 3rem;max-width:66rem;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.5rem;line-height:1.25;margin:0}
+h2{font-size:1.15rem;margin:2rem 0 .5rem}
+h3{font-size:1rem;margin:1rem 0 .4rem}
+p{margin:.4rem 0}
+ul{margin:.4rem 0;padding-left:1.2rem}
+li{margin:.25rem 0}
+.about{color:var(--muted)}
+.verdict{margin-top:1rem;padding:.9rem 1.1rem;background:var(--soft);border-left:.4rem solid var(--tone);
+border-radius:.35rem}
+.good{--tone:var(--good)}.warning{--tone:var(--warning)}.bad{--tone:var(--bad)}
+.badge{color:var(--tone);font-weight:700;text-transform:uppercase;letter-spacing:.06em;font-size:.85rem}
+.headline{font-size:1.2rem;line-height:1.4;margin:.2rem 0 0}
+.law{font-weight:600}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.5rem,1fr));gap:.6rem;margin:0}
+.tiles div{padding:.55rem .75rem;border:1px solid var(--line);border-radius:.35rem}
+dt{color:var(--muted);font-size:.85rem}
+dd{margin:0;font-variant-numeric:tabular-nums}
+figure{margin:1rem 0 1.5rem}
+img{display:block;width:100%;height:auto}
+figcaption{color:var(--muted);font-size:.9rem;margin-top:.3rem}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:.35rem}
+table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;overflow-wrap:normal}
+th,td{padding:.3rem .65rem;text-align:right;vertical-align:top;border-bottom:1px solid var(--line)}
+td{white-space:nowrap}td.words{white-space:normal}
+thead th{color:var(--muted);font-weight:600;vertical-align:bottom}
+tbody tr:last-child>*{border-bottom:0}
+td.words,tbody th{text-align:left;font-weight:400;min-width:9rem}
+td.words:nth-child(3){min-width:19rem}
+.keys{width:100%}
+.keys td{overflow-wrap:anywhere;min-width:12rem}
+pre{margin:.4rem 0;padding:.7rem .9rem;background:var(--soft);border:1px solid var(--line);border-radius:.35rem;
+overflow-x:auto;font:.85rem/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
+white-space:pre-wrap;overflow-wrap:anywhere}
+code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;background:var(--soft)}
+thead th.words{text-align:left}
+summary{cursor:pointer;padding:.3rem 0}
+details[open]>summary{margin-bottom:.4rem}
+footer{margin-top:3rem;color:var(--muted);font-size:.85rem}
+@media print{body{max-width:none;font-size:11pt}figure,.verdict{break-inside:avoid}}
+""".strip()
