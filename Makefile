@@ -10,7 +10,7 @@ SCENARIO ?= first-retraction
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench fuzz reference gpu clean
+.PHONY: help setup run test check bench fuzz reference gpu picture clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -52,6 +52,10 @@ reference: setup ## the engines' own environments, to compare with
 
 gpu: setup ## checks on an NVIDIA GPU (says what it skips without one)
 	$(BIN)/python -m pagestorm_real.gpu
+
+picture: setup ## the README's picture
+	$(BIN)/pagestorm run first-retraction --pools sim --quiet --out runs/picture
+	cp runs/picture/plots/timeline.png docs/first-retraction.png
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist runs *.egg-info sim/*.egg-info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +13,9 @@ import click
 from pagestorm.errors import Divergence, InvariantBroken, MemoryRefused, PagestormError, PoolCorruption, ScenarioError
 
 if TYPE_CHECKING:
+    from pagestorm.diagnosis import Diagnosis
+    from pagestorm.events import Sink
+    from pagestorm.report.output import OutputFolder
     from pagestorm.runs import Progress, Result
     from pagestorm.scenario import Scenario
 
@@ -76,21 +79,22 @@ def run(
     changes = [*overrides, *([f"seed={seed}"] if seed is not None else [])]
     loaded = load(scenario, changes)
     names: list[str] = [name.strip() for name in pools.split(",")] if pools else list(loaded.pools)
-    if out is not None:
-        _check_folder(out)
-    result = _simulate(
-        loaded, names, device=device, payload=payload, step=step, keep=events == "all" and out is not None, quiet=quiet
-    )
-    if out is not None:
-        from pagestorm.report.folder import write_folder
-
-        written = write_folder(result, out, command=_command_line())
-        if not quiet:
-            click.echo(f"wrote {len(written)} files to {out}", err=True)
+    with _Output(loaded, out, events == "all", explain=not as_json and not quiet) as output:
+        result = _simulate(
+            loaded,
+            names,
+            device=device,
+            payload=payload,
+            step=step,
+            tables=output.tables,
+            sinks=output.sinks,
+            quiet=quiet,
+        )
+        output.write(result)
     if as_json:
         click.echo(json.dumps(result.summary, indent=2))
     elif not quiet:
-        _say_verdict(result, out)
+        output.say(result)
     if result.interrupted:
         click.echo("interrupted: what is shown covers the run up to here", err=True)
         return INTERRUPTED
@@ -159,7 +163,8 @@ def _simulate(
     quiet: bool,
     payload: str = "stamp",
     step: bool = False,
-    keep: bool = False,
+    tables: bool = False,
+    sinks: Sequence[Sink] = (),
     reproduce: bool = True,
 ) -> Result:
     from pagestorm import runs
@@ -167,7 +172,17 @@ def _simulate(
 
     with _Bar(quiet) as bar:
         try:
-            return runs.run(scenario, pools, device=device, payload=payload, step=step, tables=keep, progress=bar.show)
+            return runs.run(
+                scenario,
+                pools,
+                device=device,
+                payload=payload,
+                step=step,
+                tables=tables,
+                events=False,
+                sinks=sinks,
+                progress=bar.show,
+            )
         except (Divergence, PoolCorruption, InvariantBroken) as error:
             if not reproduce:
                 raise
@@ -214,17 +229,57 @@ class _Bar:
             self._bar.set_postfix_str(f"{progress.simulated_s:.0f} s simulated, {progress.events} events", False)
 
 
-def _check_folder(out: Path) -> None:
-    """Find out before a long run, not after it, that nothing can be written there."""
-    from pagestorm.report.folder import prepare
+class _Output:
+    """What a run leaves: the folder of --out, opened before the run so that a bad one is told at once and events can be
+    streamed into it, and the diagnosis that the verdict is drawn from."""
 
-    prepare(out)
+    def __init__(self, scenario: Scenario, out: Path | None, events: bool, explain: bool) -> None:
+        self._out = out
+        self._folder: OutputFolder | None = None
+        self._diagnosis: Diagnosis | None = None
+        self.tables = out is not None and events
+        self.sinks: list[Sink] = []
+        if explain or out is not None:
+            from pagestorm.diagnosis import Diagnosis
+            from pagestorm.scenario import resolve
 
+            self._diagnosis = Diagnosis.of(resolve(scenario))
+            if events:
+                self.sinks.append(self._diagnosis)
+        if out is not None:
+            from pagestorm.report import folder, tables
 
-def _say_verdict(result: Result, out: Path | None) -> None:
-    from pagestorm.report.terminal import say
+            self._folder = folder.open_folder(out)
+            if events:
+                self.sinks.append(tables.ParquetEvents(self._folder.path(folder.EVENTS)))
 
-    say(result, out)
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            self._folder.discard()
+
+    def write(self, result: Result) -> None:
+        """Fill the folder, where there is one."""
+        if self._out is None:
+            return
+        from pagestorm.report.folder import write_folder
+
+        write_folder(
+            result,
+            self._out,
+            command=_command_line(),
+            diagnosis=self._diagnosis,
+            folder=self._folder,
+            tables=self.tables,
+        )
+
+    def say(self, result: Result) -> None:
+        """The verdict, for a person."""
+        from pagestorm.report.terminal import say
+
+        say(result, self._out, diagnosis=self._diagnosis)
 
 
 def _check_expectations(result: Result) -> int:

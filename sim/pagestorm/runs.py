@@ -133,14 +133,15 @@ def run(
     payload: str = "stamp",
     step: bool = False,
     tables: bool = True,
+    events: bool = True,
     sinks: Iterable[Sink] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Simulate a scenario.
 
     `pools` overrides the scenario's; with more than one they run in lockstep and a difference raises `Divergence`.
-    `step` forbids leaping. `tables` keeps events, requests and timeline in memory; without them only the summary and
-    the digest remain. Raises `ScenarioError`, `MemoryRefused`, `Divergence`, `PoolCorruption`, `InvariantBroken`.
+    `step` forbids leaping. `tables` keeps requests and timeline in memory, `events` the record; with neither only the
+    summary and the digest remain, and what `sinks` (readers of the record) made of it. Raises `ScenarioError`, `MemoryRefused`, `Divergence`, `PoolCorruption`, `InvariantBroken`.
     """
     started = time.perf_counter()
     scenario = resolve(scenario)
@@ -148,7 +149,7 @@ def run(
     ledger = open_pools(scenario, names, device, payload)
     kept = KeepEvents()
     readers: list[Sink] = [*sinks]
-    if tables:
+    if events:
         readers.append(kept)
     if readers or len(names) > 1:
         readers.append(Conservation(ledger.total_pages(), scenario.engine.page_size))

@@ -17,16 +17,17 @@ from typing import Any
 
 from pagestorm_real.reference import stand_ins
 
-ABSENT = ["IPython", "anthropic", "av", "blobfile", "compressed_tensors", "decord2", "gguf", "grpc", "interegular", "llguidance", "modelscope", "openai", "outlines", "partial_json_parser", "scipy", "sentencepiece", "smg_grpc_proto", "soundfile", "tiktoken", "torchao", "torchvision", "xgrammar"]
+ABSENT = (
+    "IPython anthropic av blobfile compressed_tensors decord2 gguf grpc interegular llguidance modelscope openai "
+    "outlines partial_json_parser scipy sentencepiece smg_grpc_proto soundfile tiktoken torchao torchvision xgrammar"
+).split()
 """Packages that the engine imports and that its memory code never calls."""
 SEES_ABSENCE = ("transformers.image_transforms", "transformers.image_utils")
+SRT = "sglang.srt."
 VOCABULARY = 1 << 31
+PLAIN_TOKEN = 2
 STOP_TOKEN = 1
 """The token that ends a request before its max_new_tokens."""
-PLAIN_TOKEN = 2
-FIRST_PROMPT_TOKEN = 3
-PROMPT_STRIDE = 1_000_003
-"""Prompts given by length start at different tokens, so that no two share a page."""
 
 
 def version() -> str:
@@ -34,111 +35,14 @@ def version() -> str:
     return metadata.version("sglang")
 
 
-class Engine:
-    """The modules in use, by short names."""
-
-    def __init__(self) -> None:
-        stand_ins.install(ABSENT, after=SEES_ABSENCE)
-        self.torch: Any = import_module("torch")
-        self.torch.set_num_threads(1)
-        self.context: Any = import_module("sglang.srt.runtime_context").get_context()
-        with self.configured(page_size=1):
-            self._load()
-        self._move_indices_in_torch()
-        logging.disable(logging.CRITICAL)
-
-    def _load(self) -> None:
-        srt = "sglang.srt."
-        self.scheduler: Any = import_module(srt + "managers.scheduler")
-        self.schedule_batch: Any = import_module(srt + "managers.schedule_batch")
-        self.schedule_policy: Any = import_module(srt + "managers.schedule_policy")
-        self.manager_utils: Any = import_module(srt + "managers.utils")
-        components = srt + "managers.scheduler_components."
-        self.ratio: Any = import_module(components + "new_token_ratio_tracker").NewTokenRatioTracker
-        self.results: Any = import_module(components + "batch_result_processor").SchedulerBatchResultProcessor
-        self.pool_stats: Any = import_module(components + "pool_stats_observer").SchedulerPoolStatsObserver
-        self.invariants: Any = import_module(components + "invariant_checker").SchedulerInvariantChecker
-        stage_metrics = import_module(srt + "observability.scheduler_stage_metrics")
-        self.stage_metrics: Any = stage_metrics.SchedulerStageMetricsRecorder
-        self.disaggregation: Any = import_module(srt + "disaggregation.utils").DisaggregationMode
-        self.allocator: Any = import_module(srt + "mem_cache.allocator")
-        self.swa_allocator: Any = import_module(srt + "mem_cache.allocator.swa").SWATokenToKVPoolAllocator
-        self.swa_pool: Any = import_module(srt + "mem_cache.swa_memory_pool").SWAKVPool
-        self.allocation: Any = import_module(srt + "mem_cache.allocation")
-        self.rows: Any = import_module(srt + "mem_cache.memory_pool").ReqToTokenPool
-        self.cache_params: Any = import_module(srt + "mem_cache.cache_init_params").CacheInitParams
-        self.component: Any = import_module(srt + "mem_cache.unified_cache.component_type").ComponentType
-        self.cache: Any = import_module(srt + "mem_cache.unified_radix_cache").UnifiedRadixCache
-        self.sampling: Any = import_module(srt + "sampling.sampling_params").SamplingParams
-        self.speculation: Any = import_module(srt + "speculative.spec_info").SpeculativeAlgorithm
-
-    @contextmanager
-    def configured(self, **arguments: object) -> Iterator[None]:
-        """Server arguments published as the engine's classes read them, until the block ends."""
-        with self.context.override_server_args(device="cpu", **arguments):
-            yield
-
-    def _move_indices_in_torch(self) -> None:
-        """Speculation moves indices with two kernels that need a GPU; the same moves in plain torch."""
-        torch = self.torch
-
-        def assign(rows: Any, table: Any, start: Any, end: Any, slots: Any, batch: int) -> None:
-            at = 0
-            for i in range(batch):
-                first, last = int(start[i]), int(end[i])
-                table[int(rows[i]), first:last] = slots[at : at + last - first].to(torch.int32)
-                at += last - first
-
-        self.allocation.assign_req_to_token_pool_func = assign
-        self.allocation.get_last_loc = self.allocation.get_last_loc_torch
-
-    # --- what a run is made of -------------------------------------------------------------------------------
-
-    def pools(self, shape: Shape) -> Pools:
-        """Allocator, request table and prefix cache of one server."""
-        p, size, float16 = shape.page_size, shape.pool_tokens, self.torch.float16
-        if shape.window_tokens is not None:
-            tiny = dict(head_num=1, head_dim=8, swa_attention_layer_ids=[0], full_attention_layer_ids=[1])
-            buffers = self.swa_pool(
-                size=size, size_swa=shape.swa_pool_tokens, page_size=p, dtype=float16, device="cpu", **tiny
-            )
-            kv = self.swa_allocator(size, shape.swa_pool_tokens, p, float16, "cpu", buffers, False)
-        elif p == 1:
-            kv = self.allocator.TokenToKVPoolAllocator(size, float16, "cpu", None, False)
-        else:
-            kv = self.allocator.PagedTokenToKVPoolAllocator(size, p, float16, "cpu", None, False)
-        rows = self.rows(
-            size=shape.max_running, max_context_len=shape.row_tokens, device="cpu", enable_memory_saver=False
-        )
-        full, swa = self.component.FULL, self.component.SWA
-        tree = self.cache(
-            self.cache_params(
-                disable=not shape.radix,
-                req_to_token_pool=rows,
-                token_to_kv_pool_allocator=kv,
-                page_size=p,
-                tree_components=(full,) if shape.window_tokens is None else (full, swa),
-                sliding_window_size=shape.window_tokens,
-                tree_core_backend=shape.tree_core,
-            )
-        )
-        return Pools(kv, rows, tree)
-
-    def request(self, number: int, prompt: Sequence[int], max_new: int, ignore_eos: bool) -> Any:
-        """A request as the engine keeps it; it ends early at `STOP_TOKEN`."""
-        sampling = self.sampling(max_new_tokens=max_new, stop_token_ids=[STOP_TOKEN], ignore_eos=ignore_eos)
-        sampling.normalize(None)
-        return self.schedule_batch.Req(str(number), "", array("q", prompt), sampling, vocab_size=VOCABULARY)
-
-
 @dataclass(frozen=True)
 class Shape:
-    """What the pools of one server are sized by, in tokens; `pool_tokens` is a whole number of pages."""
+    """What the pools of one server are sized by, in tokens; the pools are whole numbers of pages."""
 
     page_size: int
     pool_tokens: int
-    max_running: int
-    row_tokens: int
+    rows: int
+    longest_tokens: int
     radix: bool = False
     tree_core: str | None = None
     window_tokens: int | None = None
@@ -154,10 +58,116 @@ class Pools:
     tree: Any
 
 
-def prompt_of_length(number: int, tokens: int) -> range:
-    """A prompt that shares nothing with that of any other request."""
-    first = FIRST_PROMPT_TOKEN + number * PROMPT_STRIDE % (VOCABULARY >> 1)
-    return range(first, first + tokens)
+class Engine:
+    """The engine's modules and classes by short names, and what a run is made of."""
+
+    def __init__(self) -> None:
+        stand_ins.install(ABSENT, after=SEES_ABSENCE)
+        self.torch: Any = import_module("torch")
+        self.torch.set_num_threads(1)
+        self._context: Any = import_module(SRT + "runtime_context").get_context()
+        with self.configured(page_size=1):
+            self._load_scheduling()
+            self._load_memory()
+        self._move_indices_in_torch()
+        logging.disable(logging.CRITICAL)
+
+    def _load_scheduling(self) -> None:
+        managers, components = SRT + "managers.", SRT + "managers.scheduler_components."
+        stage_metrics = import_module(SRT + "observability.scheduler_stage_metrics")
+        self.scheduler: Any = import_module(managers + "scheduler").Scheduler
+        self.batch: Any = import_module(managers + "schedule_batch").ScheduleBatch
+        self.req: Any = import_module(managers + "schedule_batch").Req
+        self.policy: Any = import_module(managers + "schedule_policy").SchedulePolicy
+        self.result: Any = import_module(managers + "utils").GenerationBatchResult
+        self.refusal: Any = import_module(managers + "utils").validate_input_length
+        self.ratio: Any = import_module(components + "new_token_ratio_tracker").NewTokenRatioTracker
+        self.stage_metrics: Any = stage_metrics.SchedulerStageMetricsRecorder
+        self.disaggregation: Any = import_module(SRT + "disaggregation.utils").DisaggregationMode
+        self.sampling: Any = import_module(SRT + "sampling.sampling_params").SamplingParams
+        self.speculation: Any = import_module(SRT + "speculative.spec_info").SpeculativeAlgorithm
+
+    def _load_memory(self) -> None:
+        memory = SRT + "mem_cache."
+        self.token_allocator: Any = import_module(memory + "allocator").TokenToKVPoolAllocator
+        self.paged_allocator: Any = import_module(memory + "allocator").PagedTokenToKVPoolAllocator
+        self.swa_allocator: Any = import_module(memory + "allocator.swa").SWATokenToKVPoolAllocator
+        self.swa_buffers: Any = import_module(memory + "swa_memory_pool").SWAKVPool
+        self.allocation: Any = import_module(memory + "allocation")
+        self.sizing: Any = import_module(memory + "allocation_sizing")
+        self.rows: Any = import_module(memory + "memory_pool").ReqToTokenPool
+        self.cache_params: Any = import_module(memory + "cache_init_params").CacheInitParams
+        self.component: Any = import_module(memory + "unified_cache.component_type").ComponentType
+        self.cache: Any = import_module(memory + "unified_radix_cache").UnifiedRadixCache
+
+    def _move_indices_in_torch(self) -> None:
+        """Speculation moves indices with two kernels that need a GPU; the same moves in plain torch."""
+        torch = self.torch
+
+        def assign(rows: Any, table: Any, start: Any, end: Any, slots: Any, batch: int) -> None:
+            at = 0
+            for i in range(batch):
+                first, last = int(start[i]), int(end[i])
+                table[int(rows[i]), first:last] = slots[at : at + last - first].to(torch.int32)
+                at += last - first
+
+        self.allocation.assign_req_to_token_pool_func = assign
+        self.allocation.get_last_loc = self.allocation.get_last_loc_torch
+
+    @contextmanager
+    def configured(self, **arguments: object) -> Iterator[None]:
+        """Server arguments published as the engine's classes read them, until the block ends."""
+        with self._context.override_server_args(device="cpu", **arguments):
+            yield
+
+    def pools(self, shape: Shape) -> Pools:
+        """Allocator, request table and prefix cache of one server; call it inside `configured`."""
+        kv = self.allocator(shape)
+        rows = self.rows(
+            size=shape.rows,
+            max_context_len=shape.longest_tokens + self.sizing.get_req_to_token_extra_context_len(),
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        full, swa = self.component.FULL, self.component.SWA
+        tree = self.cache(
+            self.cache_params(
+                disable=not shape.radix,
+                req_to_token_pool=rows,
+                token_to_kv_pool_allocator=kv,
+                page_size=shape.page_size,
+                tree_components=(full,) if shape.window_tokens is None else (full, swa),
+                sliding_window_size=shape.window_tokens,
+                tree_core_backend=shape.tree_core,
+            )
+        )
+        return Pools(kv, rows, tree)
+
+    def allocator(self, shape: Shape) -> Any:
+        """The allocator that the engine picks for such a pool."""
+        p, size, kind = shape.page_size, shape.pool_tokens, self.torch.float16
+        if shape.window_tokens is not None:
+            buffers = self.swa_buffers(
+                size=size,
+                size_swa=shape.swa_pool_tokens,
+                page_size=p,
+                dtype=kind,
+                head_num=1,
+                head_dim=8,
+                swa_attention_layer_ids=[0],
+                full_attention_layer_ids=[1],
+                device="cpu",
+            )
+            return self.swa_allocator(size, shape.swa_pool_tokens, p, kind, "cpu", buffers, False)
+        if p == 1:
+            return self.token_allocator(size, kind, "cpu", None, False)
+        return self.paged_allocator(size, p, kind, "cpu", None, False)
+
+    def request(self, number: int, prompt: Sequence[int], max_new: int, ignore_eos: bool = False) -> Any:
+        """A request as the engine keeps it; it ends early at `STOP_TOKEN`."""
+        sampling = self.sampling(max_new_tokens=max_new, stop_token_ids=[STOP_TOKEN], ignore_eos=ignore_eos)
+        sampling.normalize(None)
+        return self.req(str(number), "", array("q", prompt), sampling, vocab_size=VOCABULARY)
 
 
 def model(context_length: int) -> SimpleNamespace:

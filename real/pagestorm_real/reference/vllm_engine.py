@@ -17,9 +17,16 @@ from unittest.mock import MagicMock
 
 from pagestorm_real.reference import stand_ins
 
-ABSENT = (
-    "fastapi llguidance orjson partial_json_parser prometheus_client starlette uvicorn xgrammar"
-).split()
+ABSENT = [
+    "fastapi",
+    "llguidance",
+    "orjson",
+    "partial_json_parser",
+    "prometheus_client",
+    "starlette",
+    "uvicorn",
+    "xgrammar",
+]
 """Packages that the engine imports and that its scheduling code never calls."""
 STOP_TOKEN = 1
 """The token that ends a request before its max_tokens."""
@@ -85,7 +92,7 @@ class Engine:
     # --- what a run is made of -------------------------------------------------------------------------------
 
     def build(self, kind: Any, flags: Flags, execute: Callable[[Any], Any]) -> Any:
-        """An `EngineCore` as its constructor would leave it, with a scheduler of class `kind` and `execute` as model."""
+        """An `EngineCore` as its constructor would leave it: a scheduler of class `kind`, and `execute` as its model."""
         config = self._config(flags)
         structured = MagicMock()
         scheduler = kind(
@@ -151,7 +158,7 @@ class Engine:
         )
 
     def _kv_cache(self, flags: Flags) -> Any:
-        tiny = dict(block_size=flags.block_size, num_kv_heads=1, head_size=1, dtype=self.torch.float32)
+        tiny = {"block_size": flags.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": self.torch.float32}
         if flags.sliding_window is None:
             spec = self.kv.FullAttentionSpec(**tiny)
         else:
@@ -161,10 +168,12 @@ class Engine:
 
     def hasher(self, flags: Flags) -> Any:
         """What computes block hashes for a request; None without a prefix cache."""
-        return self.cache_utils.get_request_block_hasher(flags.block_size, self.sha256) if flags.prefix_caching else None
+        return (
+            self.cache_utils.get_request_block_hasher(flags.block_size, self.sha256) if flags.prefix_caching else None
+        )
 
     def refusal(self, input_tokens: int, asked_tokens: int, max_model_len: int) -> str:
-        """What the HTTP server answers to a request that it turns away, by its own checks in their order, or nothing."""
+        """What the HTTP server answers to a request that it turns away, by its own checks in their order."""
         model = SimpleNamespace(max_model_len=max_model_len, runner_type="generate")
         processor = SimpleNamespace(skip_prompt_length_check=False, supports_mm_inputs=False, model_config=model)
         try:

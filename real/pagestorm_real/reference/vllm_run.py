@@ -32,10 +32,23 @@ SCHEDULER_FLAGS = {
     "reserve_full_sequence": "scheduler_reserve_full_isl",
 }
 """Key of a workload -> field of the engine's SchedulerConfig; what is left out keeps the engine's default."""
-OTHER_KEYS = (
-    "block_size num_blocks max_model_len max_num_batched_tokens prefix_caching lookahead sliding_window requests "
-    "concurrency clock max_steps max_preemptions report"
-).split()
+OTHER_KEYS = frozenset(
+    {
+        "block_size",
+        "num_blocks",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "prefix_caching",
+        "lookahead",
+        "sliding_window",
+        "requests",
+        "concurrency",
+        "clock",
+        "max_steps",
+        "max_preemptions",
+        "report",
+    }
+)
 REPORTS = ("starts", "free_blocks", "queue", "entered")
 
 
@@ -57,7 +70,7 @@ class Workload:
     """A workload as `run` describes it, checked and with every default filled in."""
 
     def __init__(self, w: dict[str, Any]) -> None:
-        known = {*SCHEDULER_FLAGS, *OTHER_KEYS}
+        known = OTHER_KEYS.union(SCHEDULER_FLAGS)
         if unknown := sorted(set(w) - known):
             raise BadPayload(f"unknown workload keys {unknown}; there are {sorted(known)}")
         try:
@@ -133,7 +146,7 @@ class Recorder:
         self.prefilling: set[str] = set()
         self.starts: list[int] = []
         self.free: list[int] = []
-        self.least_free = workload.flags.num_blocks
+        self.least_free = workload.flags.num_blocks - 1
 
     def note(self, step: int, kind: str, request: int | None, *more: object) -> None:
         self.events.append([step, kind, request, *more])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from pagestorm.engine.request import Request
 from pagestorm.events import FS_PER_NS, EventLog
@@ -62,6 +62,9 @@ class Machine(ABC):
 
     `ended` collects (request, time) of requests that finished, aborted or were rejected since somebody last took them.
     """
+
+    request_class: ClassVar[type[Request]] = Request
+    """What `submit` takes."""
 
     def __init__(self, steptime: StepTime, log: EventLog, *, step_only: bool, timeline: Timeline | None) -> None:
         self.steptime = steptime

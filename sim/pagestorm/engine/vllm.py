@@ -237,14 +237,13 @@ def new_blocks(limits: VllmLimits, hit: Hit, tokens: int) -> int:
 # --- leaping ---------------------------------------------------------------------------------------------------
 
 
-def blocks_to_open(limits: VllmLimits, computed: Ints) -> Ints:
-    """Blocks that each of these requests needs for one more token: 0 or 1."""
-    if not limits.lookahead_tokens:
-        return (computed % limits.block_size == 0).astype(np.int64)
-    room = np.minimum(computed + limits.lookahead_tokens, limits.max_model_len)
-    more = np.minimum(room + 1, limits.max_model_len)
+def blocks_to_open(limits: VllmLimits, computed: Ints) -> int:
+    """Blocks that these requests need for one more token each."""
     size = limits.block_size
-    return np.where(computed + limits.lookahead_tokens < limits.max_model_len, -(-more // size) - -(-room // size), 0)
+    if not limits.lookahead_tokens:
+        return len(computed) - int(np.count_nonzero(computed % size))
+    room = computed + limits.lookahead_tokens
+    return int(np.count_nonzero((room % size == 0) & (room < limits.max_model_len)))
 
 
 def block_steps(room: Ints, block_size: int, free_blocks: int) -> int:

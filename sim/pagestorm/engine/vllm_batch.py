@@ -13,6 +13,8 @@ from pagestorm.memory.ledger import Ints
 _ROW, _COMPUTED, _TOKENS, _END, _PREFILL = range(5)
 _COLUMNS = 5
 
+Bools = npt.NDArray[np.bool_]
+
 
 class VllmBatch:
     """Requests that hold blocks. A request decodes when all its tokens but the newest are computed."""
@@ -28,29 +30,34 @@ class VllmBatch:
     def __len__(self) -> int:
         return len(self.requests)
 
+    def _column(self, field: int) -> Ints:
+        column: Ints = self._state[field]
+        return column
+
     @property
     def rows(self) -> Ints:
-        return self._state[_ROW]
+        return self._column(_ROW)
 
     @property
     def computed(self) -> Ints:
         """Tokens whose KV is there."""
-        return self._state[_COMPUTED]
+        return self._column(_COMPUTED)
 
     @property
     def tokens(self) -> Ints:
         """Tokens that are known: prompt and output."""
-        return self._state[_TOKENS]
+        return self._column(_TOKENS)
 
     @property
     def end(self) -> Ints:
         """Number of tokens at which the request ends."""
-        return self._state[_END]
+        return self._column(_END)
 
     @property
-    def prefill(self) -> npt.NDArray[np.bool_]:
+    def prefill(self) -> Bools:
         """Whether a request still computes tokens that are known already, admission or recompute."""
-        return self._state[_PREFILL] != 0
+        where: Bools = self._column(_PREFILL) != 0
+        return where
 
     def join(self, requests: Sequence[VllmRequest], computed: Sequence[int]) -> None:
         """Admit requests, with what prefix hits have computed for them."""
@@ -79,14 +86,14 @@ class VllmBatch:
         """Every member computes its newest token and samples the next, `steps` times."""
         self._state[_COMPUTED : _TOKENS + 1] += steps
 
-    def compute(self, tokens: Ints) -> npt.NDArray[np.bool_]:
+    def compute(self, tokens: Ints) -> Bools:
         """Each member computes this many tokens; those that have computed all they know sample the next one.
 
         Returns who sampled.
         """
         state = self._state
         state[_COMPUTED] += tokens
-        sampled = (tokens > 0) & (state[_COMPUTED] == state[_TOKENS])
+        sampled: Bools = (tokens > 0) & (state[_COMPUTED] == state[_TOKENS])
         state[_TOKENS] += sampled
         self.prefilling -= int(state[_PREFILL, sampled].sum())
         state[_PREFILL, sampled] = 0

@@ -5,8 +5,8 @@ and that is the time of the next round (the synchronous `Scheduler`; `AsyncSched
 which everybody decodes and nobody can be admitted repeats until a request ends, blocks run short or somebody arrives:
 such passes are launched as one leap, and a step is a leap of one.
 
-Blocks of a prompt that waits can only become more (what running requests take is never given back in a leap), so a
-head of the queue that does not fit keeps not fitting.
+While everybody decodes the free blocks only become fewer, so the head of the queue that does not fit keeps not fitting
+(`stays_out` says what the prefix cache changes about that).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from pagestorm.engine.vllm import (
     schedule_running,
     stays_out,
 )
-from pagestorm.engine.vllm_batch import VllmBatch
+from pagestorm.engine.vllm_batch import Bools, VllmBatch
 from pagestorm.engine.vllm_request import VllmRequest
 from pagestorm.engine.waiting import ArrivalQueue, PriorityQueue, WaitingQueue
 from pagestorm.events import EventLog
@@ -56,8 +57,20 @@ class VllmCounts(Counts):
     """Tokens that prefix hits spared, recomputes included."""
 
 
+class Entry(NamedTuple):
+    """A waiting request that enters a pass."""
+
+    request: VllmRequest
+    tokens: int
+    hit: Hit
+    blocks: int
+    """Blocks that it takes out of the free ones, those of its hit that nobody held included."""
+
+
 class VllmEngine(Machine):
     """vLLM's scheduler over `Blocks`."""
+
+    request_class: ClassVar[type[Request]] = VllmRequest
 
     def __init__(
         self,
@@ -106,8 +119,8 @@ class VllmEngine(Machine):
             head, limits = self.waiting.head, self.limits
             need = limits.blocks(limits.room(head.sequence_tokens))
             self.error = (
-                f"request {head.number} can never be scheduled: its {head.sequence_tokens} tokens need {need} blocks of "
-                f"{limits.block_size}, and {self.blocks.free_blocks} of {self.blocks.total_blocks} are free"
+                f"request {head.number} can never be scheduled: its {head.sequence_tokens} tokens need {need} blocks "
+                f"of {limits.block_size}, and {self.blocks.free_blocks} of {self.blocks.total_blocks} are free"
             )
 
     def _refusal(self, request: Request) -> tuple[str, int]:
@@ -132,7 +145,7 @@ class VllmEngine(Machine):
     def _round(self, until_fs: int) -> None:
         running, limits = self.running, self.limits
         if len(running) and not running.prefilling:
-            need = int(blocks_to_open(limits, running.computed).sum())
+            need = blocks_to_open(limits, running.computed)
             if need <= self.blocks.free_blocks and not self._somebody_may_enter(need):
                 self._decode(until_fs)
                 return
@@ -229,16 +242,16 @@ class VllmEngine(Machine):
             else:
                 preempted = len(plan.preempted)
                 granted, blocks = self._carry_out(plan, start_fs)
-        admitted, entered, hits = [], [], []
+        entered: list[Entry] = []
         if not preempted:
-            admitted, entered, hits, taken = self._admit(limits.max_num_batched_tokens - int(granted.sum()), cap)
-            granted = np.concatenate((granted, np.array(entered, dtype=np.int64)))
-            blocks = np.concatenate((blocks, np.array(taken, dtype=np.int64)))
+            entered = self._admit(limits.max_num_batched_tokens - int(granted.sum()), cap)
+            granted = np.append(granted, [entry.tokens for entry in entered]).astype(np.int64)
+            blocks = np.append(blocks, [entry.blocks for entry in entered]).astype(np.int64)
         if not granted.any():
             # What preempted itself is tried again at once; otherwise only an arrival can change anything.
             self.blocked = not preempted
             return
-        self._launch(start_fs, granted, blocks, admitted, hits)
+        self._launch(start_fs, granted, blocks, entered)
 
     def _plan(self, cap: int) -> tuple[RunningPlan | None, Ints]:
         """Tokens for the running requests; with a plan of who goes when the blocks do not suffice."""
@@ -344,13 +357,10 @@ class VllmEngine(Machine):
 
     # --- admission -----------------------------------------------------------------------------------------------
 
-    def _admit(self, budget: int, cap: int) -> tuple[list[VllmRequest], list[int], list[Hit], list[int]]:
-        """Waiting requests that enter this pass, with their tokens, prefix hits and blocks."""
+    def _admit(self, budget: int, cap: int) -> list[Entry]:
+        """Waiting requests that enter this pass, in the queue's order until one does not fit."""
         limits, waiting, blocks = self.limits, self.waiting, self.blocks
-        admitted: list[VllmRequest] = []
-        entered: list[int] = []
-        hits: list[Hit] = []
-        taken: list[int] = []
+        entered: list[Entry] = []
         running = len(self.running)
         while budget > 0 and len(waiting) and running < limits.max_num_seqs:
             request = waiting.head
@@ -359,33 +369,31 @@ class VllmEngine(Machine):
             if not tokens or not fits(limits, request.sequence_tokens, hit, tokens, blocks.free_blocks, running):
                 break
             waiting.pop()
-            request.row = self._rows.pop()
-            before = blocks.free_blocks
-            blocks.adopt(request.row, request.text, hit)
-            known = hit.tokens + tokens
-            row = np.array([request.row], dtype=np.int64)
-            old, new = np.array([[hit.tokens], [limits.room(known)]], dtype=np.int64)
-            blocks.take(row, old, new, np.array([known], dtype=np.int64))
-            admitted.append(request)
-            entered.append(tokens)
-            hits.append(hit)
-            taken.append(before - blocks.free_blocks)
+            entered.append(self._enter(request, tokens, hit))
             running += 1
             budget -= tokens
-        if admitted:
-            self.running.join(admitted, [hit.tokens for hit in hits])
-        return admitted, entered, hits, taken
+        if entered:
+            self.running.join([entry.request for entry in entered], [entry.hit.tokens for entry in entered])
+        return entered
+
+    def _enter(self, request: VllmRequest, tokens: int, hit: Hit) -> Entry:
+        """Row and blocks for an admitted request."""
+        blocks, known = self.blocks, hit.tokens + tokens
+        request.row = self._rows.pop()
+        before = blocks.free_blocks
+        blocks.adopt(request.row, request.text, hit)
+        row, old, new, computed = np.array([[request.row], [hit.tokens], [self.limits.room(known)], [known]])
+        blocks.take(row, old, new, computed)
+        return Entry(request, tokens, hit, before - blocks.free_blocks)
 
     # --- launch and result ---------------------------------------------------------------------------------------
 
-    def _launch(
-        self, start_fs: int, granted: Ints, blocks: Ints, admitted: Sequence[VllmRequest], hits: Sequence[Hit]
-    ) -> None:
+    def _launch(self, start_fs: int, granted: Ints, blocks: Ints, entered: Sequence[Entry]) -> None:
         running, counts = self.running, self._counts
         if self.timeline is not None:
             self._mark(start_fs)
         prefill = running.prefill & (granted > 0)
-        self._tell(start_fs, granted, blocks, prefill, admitted, hits)
+        self._tell(start_fs, granted, blocks, prefill, entered)
         end_fs = start_fs + self._pass_fs(granted, prefill)
         counts.prefill_batches += bool(prefill.any())
         counts.decode_steps += not prefill.any()
@@ -405,7 +413,7 @@ class VllmEngine(Machine):
         if self.timeline is not None:
             self._mark(end_fs)
 
-    def _pass_fs(self, granted: Ints, prefill: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    def _pass_fs(self, granted: Ints, prefill: Bools) -> int:
         """Duration of a pass: its prompts, its decode steps, or both at the fixed cost of one."""
         computed = self.running.computed
         decode = (granted > 0) & ~prefill
@@ -432,23 +440,15 @@ class VllmEngine(Machine):
 
     # --- the record ----------------------------------------------------------------------------------------------
 
-    def _tell(
-        self,
-        start_fs: int,
-        granted: Ints,
-        blocks: Ints,
-        prefill: np.ndarray[tuple[int], np.dtype[np.bool_]],
-        admitted: Sequence[VllmRequest],
-        hits: Sequence[Hit],
-    ) -> None:
+    def _tell(self, start_fs: int, granted: Ints, blocks: Ints, prefill: Bools, entered: Sequence[Entry]) -> None:
         """Events of a planned pass, all with the state after it was planned."""
         running, counts = self.running, self._counts
-        first = len(running) - len(admitted)
+        first = len(running) - len(entered)
         computed, tokens = running.computed.tolist(), running.tokens.tolist()
         for place in np.flatnonzero(prefill).tolist():
             request, start, n = running.requests[place], computed[place], int(granted[place])
             if place >= first:
-                hit = hits[place - first]
+                hit = entered[place - first].hit
                 if request.admit_fs < 0:
                     request.admit_fs = start_fs
                 request.cached_tokens += hit.tokens

@@ -1,4 +1,7 @@
-"""The waiting requests of an engine that takes back what it preempted (vllm 0.33.0, `v1/core/sched/request_queue.py`)."""
+"""The waiting requests of an engine that takes back what it preempted.
+
+Source: vllm 0.33.0, `v1/core/sched/request_queue.py`.
+"""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class CountingLedger:
 
 
 def _overlaps(spans: Spans, owner: int, first: int, last: int) -> bool:
-    return any(start < last and first < end for start, end in spans.get(owner, ()))
+    return first < last and any(start < last and first < end for start, end in spans.get(owner, ()))
 
 
 def _check_pool(pool: str) -> None:

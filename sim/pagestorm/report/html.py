@@ -39,6 +39,8 @@ CAPTIONS = {
     "latency": "Share of finished requests that had their first token, and their whole answer, within a time.",
 }
 LAW = "law"
+LINES_SHOWN = 150
+"""A longer scenario, with thousands of explicit requests perhaps, is folded away."""
 FLAG = re.compile(r"--[a-z][a-z-]+(?: engine\.[a-z_=0-9.]*[a-z0-9])?")
 EVENTS_SHOWN = (
     (RETRACTION, "Retraction bursts"),
@@ -239,7 +241,7 @@ def _summary(summary: Mapping[str, Any]) -> str:
         for key, value in summary.items()
     )
     return (
-        "<section><h2>Summary</h2><details><summary>Every key of summary.json</summary>"
+        "<section><h2>Summary</h2><details open><summary>Every key of summary.json</summary>"
         f"<div class=scroll tabindex=0><table class=keys><tbody>{rows}</tbody></table></div></details></section>"
     )
 
@@ -271,7 +273,8 @@ def _again(command: str, tables: bool) -> str:
 
 
 def _scenario(yaml: str) -> str:
+    shown = " open" if yaml.count("\n") <= LINES_SHOWN else ""
     return (
-        "<section><h2>Scenario</h2><details><summary>With every default filled in</summary>"
+        f"<section><h2>Scenario</h2><details{shown}><summary>With every default filled in</summary>"
         f"<pre>{chr(10).join(_text(line) for line in yaml.splitlines())}</pre></details></section>"
     )

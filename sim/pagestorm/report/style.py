@@ -42,6 +42,7 @@ pre{margin:.4rem 0;padding:.7rem .9rem;background:var(--soft);border:1px solid v
 overflow-x:auto;font:.85rem/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
 white-space:pre-wrap;overflow-wrap:anywhere}
 code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;background:var(--soft)}
+li code{white-space:nowrap}
 thead th.words{text-align:left}
 summary{cursor:pointer;padding:.3rem 0}
 details[open]>summary{margin-bottom:.4rem}

@@ -77,13 +77,17 @@ class ParquetEvents:
 
     def write(self, events: Sequence[RawEvent]) -> None:
         """Take a chunk of the record."""
-        self._pending.extend(events)
-        if len(self._pending) >= ROW_GROUP_EVENTS:
-            self._flush()
+        pending = self._pending
+        pending.extend(events)
+        whole = len(pending) // ROW_GROUP_EVENTS * ROW_GROUP_EVENTS
+        for at in range(0, whole, ROW_GROUP_EVENTS):
+            self._write_group(pending[at : at + ROW_GROUP_EVENTS])
+        del pending[:whole]
 
     def close(self) -> None:
         """Write what is pending and give the file its name."""
-        self._flush()
+        if self._pending:
+            self._write_group(self._pending)
         try:
             with writing(self._path):
                 self._writer.close()
@@ -101,15 +105,13 @@ class ParquetEvents:
     def discard(self) -> None:
         """Forget the file."""
         self._pending = []
-        # What a full disk did not take must not be tried again: the handle goes first, the writer's footer with it.
+        # Its destructor would write the footer, into a file that is gone or onto a disk that is full.
+        self._writer.is_open = False
         with contextlib.suppress(OSError):
             self._file.close()
         self._temporary.unlink(missing_ok=True)
 
-    def _flush(self) -> None:
-        events, self._pending = self._pending, []
-        if not events:
-            return
+    def _write_group(self, events: list[RawEvent]) -> None:
         try:
             with writing(self._path):
                 self._writer.write_table(_table(_columns(events, Event._fields)))

@@ -1,0 +1,1 @@
+"""Pools: what every ledger and allocator must do, whoever made it."""

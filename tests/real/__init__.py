@@ -1,0 +1,1 @@
+"""The torch pool, and what it may take of a machine."""
