@@ -181,9 +181,9 @@ class TorchLedger:
         payload: Payload = DEFAULT_PAYLOAD,
     ) -> None:
         needed = budget.pool_bytes(pages, page_size, owners, max_length, payload)
+        budget.check_pool(needed, str(device))
         if needed.pages_per_owner >= 1 << _ORIGIN_BITS:
             raise ValueError(f"max_length {max_length} is more than {1 << _ORIGIN_BITS} pages of {page_size} tokens")
-        budget.check_pool(needed, str(device))
         self.device = torch.device(device)
         self.page_size = page_size
         self.payload = payload

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -170,7 +172,7 @@ def _simulate(
     from pagestorm import runs
     from pagestorm.reproducer import write_reproducer
 
-    with _Bar(quiet) as bar:
+    with _Bar(quiet) as bar, _CtrlC() as ctrl_c:
         try:
             return runs.run(
                 scenario,
@@ -182,6 +184,7 @@ def _simulate(
                 events=False,
                 sinks=sinks,
                 progress=bar.show,
+                stop=ctrl_c.pressed,
             )
         except (Divergence, PoolCorruption, InvariantBroken) as error:
             if not reproduce:
@@ -227,6 +230,32 @@ class _Bar:
             self._bar.update(progress.ended - self._shown)
             self._shown = progress.ended
             self._bar.set_postfix_str(f"{progress.simulated_s:.0f} s simulated, {progress.events} events", False)
+
+
+class _CtrlC:
+    """While it lasts, Ctrl-C asks the run to stop between two rounds, so that what is written stays whole. A second one
+    stops at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> _CtrlC:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def pressed(self) -> bool:
+        return self._asked
+
+    def _ask(self, *_: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
 
 
 class _Output:

@@ -41,6 +41,10 @@ class Progress:
     events: int
 
 
+class _StopRun(Exception):
+    """Leaves the simulation between two rounds."""
+
+
 @dataclass
 class Result:
     """What a run gives. The tables are DataFrames, made when first asked for."""
@@ -136,12 +140,14 @@ def run(
     events: bool = True,
     sinks: Iterable[Sink] = (),
     progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Simulate a scenario.
 
     `pools` overrides the scenario's; with more than one they run in lockstep and a difference raises `Divergence`.
     `step` forbids leaping. `tables` keeps requests and timeline in memory, `events` the record; with neither only the
-    summary and the digest remain, and what `sinks` (readers of the record) made of it. Raises `ScenarioError`, `MemoryRefused`, `Divergence`, `PoolCorruption`, `InvariantBroken`.
+    summary and the digest remain, and what `sinks` (readers of the record) made of it. `stop` is asked now and then; once
+    it says True the run ends where it is and the result is marked `interrupted`. Raises `ScenarioError`, `MemoryRefused`, `Divergence`, `PoolCorruption`, `InvariantBroken`.
     """
     started = time.perf_counter()
     scenario = resolve(scenario)
@@ -170,6 +176,8 @@ def run(
             table.add(request)
 
     def on_tick() -> None:
+        if stop is not None and stop():
+            raise _StopRun
         if progress is not None:
             progress(Progress(engine.now_fs / FS_PER_S, ended, load.count, log.count))
 
@@ -177,7 +185,7 @@ def run(
     interrupted = False
     try:
         simulation.run()
-    except KeyboardInterrupt:
+    except _StopRun:
         interrupted = True
     log.close()
     if not interrupted:

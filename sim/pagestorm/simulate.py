@@ -13,6 +13,7 @@ import simpy
 
 from pagestorm.engine.iteration import FOREVER_FS, SglangEngine
 from pagestorm.engine.request import Request
+from pagestorm.errors import PagestormError
 from pagestorm.workload import Draft, Workload
 
 Process = Generator[simpy.Event, Any, None]
@@ -30,16 +31,22 @@ class Simulation:
         self._on_tick = on_tick
         self._arrived = self.env.event()
         if workload.concurrency is None:
-            self.env.process(self._open_loop(self._drafts))
+            self._start(self._open_loop(self._drafts))
         else:
             for draft in _take(self._drafts, workload.concurrency):
-                self.env.process(self._client(draft))
-        self.env.process(self._server())
+                self._start(self._client(draft))
+        self._start(self._server())
 
     def run(self) -> None:
         """Run to the end."""
-        self.env.run()
+        try:
+            self.env.run()
+        except _Fault as fault:
+            raise fault.error from None
         self.engine.give_up()
+
+    def _start(self, process: Process) -> None:
+        self.env.process(_guarded(process))
 
     def _open_loop(self, drafts: Iterator[Draft]) -> Process:
         """Requests arrive at their own times, whatever the server does."""
@@ -100,6 +107,21 @@ class Simulation:
     def _take_ended(self) -> list[tuple[Request, int]]:
         ended, self.engine.ended = self.engine.ended, []
         return ended
+
+
+class _Fault(Exception):
+    """Carries an error out of SimPy, which makes a new one of the same type from its positional arguments."""
+
+    def __init__(self, error: PagestormError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _guarded(process: Process) -> Process:
+    try:
+        yield from process
+    except PagestormError as error:
+        raise _Fault(error) from error
 
 
 def _take(drafts: Iterator[Draft], most: int) -> Iterator[Draft]:

@@ -30,7 +30,7 @@ def test_a_new_folder_has_every_file_and_nothing_else(tmp_path: Path) -> None:
     written = write_folder(result("calm"), out, command=COMMAND)
     assert sorted(written) == sorted(out / name for name in FILES)
     assert tree(out) == sorted([*FILES, "plots"])
-    assert os.listdir(tmp_path / "runs") == ["first"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
     assert json.loads((out / "summary.json").read_text()) == result("calm").summary
 
 

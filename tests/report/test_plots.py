@@ -125,11 +125,13 @@ def test_pictures_are_saved_under_their_names(tmp_path: Path) -> None:
 
 def test_a_figure_belongs_to_no_window_and_changes_no_global_state() -> None:
     code = (
-        "import sys, matplotlib as mpl; before = dict(mpl.rcParams)\n"
+        "import sys, matplotlib as mpl; before = mpl.rcParams.copy()\n"
         "from pagestorm.report import theme\n"
-        "figure = theme.new_figure(4, 3); theme.dress(figure.subplots(), 'pages'); theme.png(figure); theme.svg(figure)\n"
+        "figure = theme.new_figure(4, 3)\n"
+        "theme.dress(figure.subplots(), 'pages')\n"
+        "theme.png(figure), theme.svg(figure)\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
-        "assert dict(mpl.rcParams) == before\n"
+        "assert repr(mpl.rcParams.copy()) == repr(before)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
 

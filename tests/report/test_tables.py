@@ -40,7 +40,11 @@ def test_every_table_reads_back_as_the_run_has_it(name: str, tmp_path: Path) -> 
     assert list(timeline.itertuples(index=False, name=None)) == [tuple(row) for row in ran.timeline_rows]
     assert events.dtypes["time_ns"] == np.int64
     assert timeline.dtypes["new_token_ratio"] == np.float64
-    assert sorted(os.listdir(tmp_path)) == ["events.parquet", "requests.parquet", "timeline.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "events.parquet",
+        "requests.parquet",
+        "timeline.parquet",
+    ]
 
 
 def test_the_summary_is_plain_ascii_with_every_key(tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ def test_a_stream_has_no_name_until_it_is_closed_and_leaves_nothing_when_it_is_d
     sink.write([event] * 10)
     assert not path.exists()
     sink.discard()
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_table_replaces_an_older_one_and_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
@@ -123,4 +127,4 @@ def test_a_disk_that_refuses_more_leaves_nothing_half_written(tmp_path: Path) ->
     assert [line.split(" ")[0] for line in lines] == ["--out", "--out"]
     assert all("File too large" in line and str(tmp_path) in line for line in lines)
     assert done.stderr == ""
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

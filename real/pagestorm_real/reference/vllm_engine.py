@@ -29,7 +29,7 @@ ABSENT = [
 ]
 """Packages that the engine imports and that its scheduling code never calls."""
 STOP_TOKEN = 1
-"""The token that ends a request before its max_tokens."""
+"""The model's end of text: it ends a request before its max_tokens."""
 PLAIN_TOKEN = 2
 _OWN_TOKENS = 1 << 50
 _STRIDE = 1 << 25
@@ -92,7 +92,7 @@ class Engine:
     # --- what a run is made of -------------------------------------------------------------------------------
 
     def build(self, kind: Any, flags: Flags, execute: Callable[[Any], Any]) -> Any:
-        """An `EngineCore` as its constructor would leave it: a scheduler of class `kind`, and `execute` as its model."""
+        """An `EngineCore` as its constructor would leave it, its scheduler a `kind`, its model `execute`."""
         config = self._config(flags)
         structured = MagicMock()
         scheduler = kind(

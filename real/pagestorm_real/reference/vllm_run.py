@@ -187,7 +187,8 @@ class Recorder:
         # The engine breaks ties by the id, as text.
         name = f"{number:012d}"
         self.stops_at[name] = planned.out if planned.out < most else 0
-        sampling = engine.sampling(max_tokens=most, ignore_eos=planned.ignore_eos, stop_token_ids=[STOP_TOKEN])
+        sampling = engine.sampling(max_tokens=most, ignore_eos=planned.ignore_eos)
+        sampling.update_from_generation_config({}, STOP_TOKEN)
         self.core.add_request(
             engine.request_class(
                 request_id=name,
@@ -308,8 +309,8 @@ def run(engine: Engine, kind: Any, payload: dict[str, Any]) -> dict[str, Any]:
     max_num_batched_tokens`; left out they keep the engine's defaults: `watermark, policy` (fcfs | priority),
     `long_prefill_token_threshold, long_prefill_token_threshold_adaptive, enable_chunked_prefill,
     reserve_full_sequence`; `prefix_caching` (False), `lookahead` (0), `sliding_window` (None);
-    `requests`: [{`input` with `prefix` [[group, tokens], ...], or `prompt` tokens; `out` tokens really generated,
-    `max_new` tokens asked for (out), `ignore_eos, priority, arrive`}]; `concurrency` (None: arrivals by time);
+    `requests`: [{`input` with `prefix` [[group, tokens], ...], or `prompt` tokens; `out` tokens after which the model
+    stops, `max_new` tokens asked for (out), `ignore_eos, priority, arrive`}]; `concurrency` (None: arrivals by time);
     `clock` {base, per_request, per_context, per_prefill} (None: a pass takes 1); `max_steps, max_preemptions`;
     `report`: names of `REPORTS`.
 

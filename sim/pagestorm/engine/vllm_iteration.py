@@ -130,7 +130,8 @@ class VllmEngine(Machine):
     def _enqueue(self, request: Request) -> int:
         assert isinstance(request, VllmRequest), "this engine schedules requests with a priority and a text"
         request.max_new_tokens = clip(request.input_tokens, request.asked_tokens, self.limits.max_model_len)
-        request.target = max(1, min(request.output_tokens, request.max_new_tokens))
+        natural = request.max_new_tokens if request.ignore_eos else request.output_tokens
+        request.target = max(1, min(natural, request.max_new_tokens))
         request.text = self.blocks.text(request.number, request.prefix, request.input_tokens)
         self.waiting.push(request)
         return len(self.waiting)
