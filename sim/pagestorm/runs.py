@@ -146,8 +146,9 @@ def run(
 
     `pools` overrides the scenario's; with more than one they run in lockstep and a difference raises `Divergence`.
     `step` forbids leaping. `tables` keeps requests and timeline in memory, `events` the record; with neither only the
-    summary and the digest remain, and what `sinks` (readers of the record) made of it. `stop` is asked now and then; once
-    it says True the run ends where it is and the result is marked `interrupted`. Raises `ScenarioError`, `MemoryRefused`, `Divergence`, `PoolCorruption`, `InvariantBroken`.
+    summary and the digest remain, and what `sinks` (readers of the record) made of it. `stop` is asked now and then;
+    once it says True the run ends where it is and the result is marked `interrupted`. Raises `ScenarioError`,
+    `MemoryRefused`, `Divergence`, `PoolCorruption`, `InvariantBroken`.
     """
     started = time.perf_counter()
     scenario = resolve(scenario)
