@@ -232,6 +232,19 @@ def test_the_token_check_is_told_with_what_it_overlooked() -> None:
     )
 
 
+def test_a_check_that_comes_a_step_late_is_told_as_such() -> None:
+    result = simulate({**ROOMY, "emulate": ["kv_length_off_by_one"]}, IN_PHASE)
+    assert same_as_recount(result).out_of_memory
+    needless = read(result).first[diagnosing.RETRACTION][0]
+    assert needless.law.endswith("of the step before; 0 sequences open a page in the same step now, 22 pages are free")
+    oom = read(result).first[diagnosing.DECODE_OOM][0]
+    assert oom.pressure.asked_pages > oom.pressure.free_pages
+    assert oom.law == (
+        "page check, a step late: it looked for the pages of the step before, but 53 sequences open a page in the same "
+        "step and only 29 pages are free"
+    )
+
+
 def test_the_prompt_limit_names_what_sets_it() -> None:
     long = {"num_requests": 1, "input_tokens": 5000, "output_tokens": 5}
     by_pool = read(simulate({"page_size": 16, "max_total_tokens": 1024}, long)).first[diagnosing.REJECTION][0]

@@ -39,6 +39,7 @@ INCIDENT_KINDS = (RETRACTION, DECODE_OOM, PREFILL_OOM, ABORT, REJECTION, STALL)
 PROMPT_LIMIT = "prompt limit"
 QUEUE_LIMIT = "queue limit"
 LAST_REQUEST = "last request"
+LATE_CHECK = "page check, a step late: it looked for the pages of the step before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,14 @@ class Diagnosis:
         engine = scenario.engine
         return cls(engine.page_size, engine.max_total_tokens // engine.page_size, scenario)
 
+    @property
+    def late_check(self) -> bool:
+        """Whether the decode check took lengths one token short, a fault that is emulated."""
+        if self.scenario is None:
+            return False
+        engine = self.scenario.engine
+        return "kv_length_off_by_one" in engine.emulate and not engine.disable_overlap_schedule
+
     # --- the record --------------------------------------------------------------------------------------------
 
     def write(self, events: Sequence[RawEvent]) -> None:
@@ -296,6 +305,8 @@ class Diagnosis:
         if pressure.check == "tokens":
             free = (pressure.free_pages + pressure.evictable_pages) * self.page_size
             return f"token check: {pressure.asked_tokens:,} tokens asked, {free:,} tokens are free"
+        if self.late_check:
+            return f"{LATE_CHECK}; {self._opens(pressure)} now, {_free(pressure)}"
         return f"page check: {self._opens(pressure)}, {_free(pressure)}"
 
     def _decode_law(self, pressure: Pressure) -> str:
@@ -306,7 +317,9 @@ class Diagnosis:
             return f"token check: {pressure.asked_tokens:,} tokens asked <= {free:,} tokens free, but {shortage}"
         if pressure.check == "none":
             return f"no check: nothing guards the decode step; {shortage}"
-        return f"{pressure.check} check passed, but {shortage}"
+        if self.late_check:
+            return f"{LATE_CHECK}, but {shortage}"
+        return f"page check passed, but {shortage}"
 
     def _prefill_law(self, pressure: Pressure) -> str:
         """Why a prefill was launched that the allocator could not serve."""

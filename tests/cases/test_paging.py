@@ -144,9 +144,9 @@ def test_an_off_by_one_in_the_product_fails_the_exact_cases(
 ) -> None:
     """The canary of the cases: a ledger that opens its pages one slot late serves another number of openings."""
 
-    def late(self: CountingLedger, owners: Any, new: Any) -> int:
-        p = self.page_size
-        return int(((new + (p - 2)) // p).sum() - ((self._length[owners] + (p - 2)) // p).sum())
+    def late(self: CountingLedger, old: Any, more: Any) -> int:
+        ends = old + (self.page_size - 2)
+        return int(((ends + more) // self.page_size - ends // self.page_size).sum())
 
     monkeypatch.setattr(CountingLedger, "_opened", late)
     given, expect = case["given"], case["expect"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagestorm.errors import PoolCorruption
+from pagestorm.errors import Divergence, PoolCorruption
 from pagestorm.memory.ledger import Ints, Ledger
 from tests.memory.kinds import MakeLedger
 
@@ -77,7 +77,7 @@ Call = Callable[[Ledger], int | None]
     [
         lambda x: x.extend(ints(2), ints(9)),
         lambda x: x.extend(ints(2, 3), ints(8, 1)),
-        lambda x: x.extend(ints(1, 2), ints(1, 8)),
+        lambda x: x.extend(ints(1, 2), ints(1, 9)),
         lambda x: x.decode(ints(0, 1), 6),
         lambda x: x.decode(ints(0, 1, 2), 2, 4),
     ],
@@ -165,7 +165,7 @@ def test_a_moved_tail_is_filled_up_by_its_new_owner_only(ledger_of: MakeLedger) 
     ledger = ledger_of(9, 4, 4)
     ledger.extend(ints(0), ints(6))
     ledger.move(0, 4, 6, to=1)
-    with pytest.raises(PoolCorruption, match="owner 0 ends inside a page that is not its own"):
+    with pytest.raises(PoolCorruption, match="ends inside a page that is not its own"):
         ledger.decode(ints(1, 0), 1)
     assert ledger.decode(ints(1), 3) == 1
     ledger.verify(ints(0, 1))
@@ -304,5 +304,6 @@ def test_pages_freed_under_a_reader_are_found_by_the_audit(ledger_with_ids: Make
     ledger.extend(ints(0), ints(8))
     ledger.alias(1, 0, 0, 8)
     ledger.release_many(ints(0))
-    with pytest.raises(PoolCorruption, match=r"nobody owns|verdict"):
+    # In a twin the counting ledger sees nothing wrong: that too is said.
+    with pytest.raises((PoolCorruption, Divergence), match="nobody owns"):
         ledger.audit()

@@ -43,7 +43,7 @@ def test_the_scenario_written_runs_again_to_the_same_digest(tmp_path: Path) -> N
 def test_a_folder_that_exists_keeps_what_is_not_ours_and_loses_what_is_stale(tmp_path: Path) -> None:
     write_folder(result("calm"), tmp_path, command=COMMAND)
     (tmp_path / "notes.txt").write_text("mine")
-    ran = run(scenario("retracted"), tables=False)
+    ran = run(scenario("retracted"), tables=False, events=False)
     written = write_folder(ran, tmp_path, command=COMMAND, tables=False)
     assert sorted(path.name for path in written) == ["report.html", "scenario.yaml", "summary.json"]
     assert tree(tmp_path) == ["notes.txt", "plots", "report.html", "scenario.yaml", "summary.json"]

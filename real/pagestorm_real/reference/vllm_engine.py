@@ -77,6 +77,7 @@ class Engine:
         self.scheduler: Any = import_module("vllm.v1.core.sched.scheduler").Scheduler
         self.core: Any = import_module("vllm.v1.engine.core").EngineCore
         self.request_class: Any = import_module("vllm.v1.request").Request
+        self.status: Any = import_module("vllm.v1.request").RequestStatus
         self.outputs: Any = import_module("vllm.v1.outputs").ModelRunnerOutput
         self.kv: Any = import_module("vllm.v1.kv_cache_interface")
         self.cache_utils: Any = import_module("vllm.v1.core.kv_cache_utils")

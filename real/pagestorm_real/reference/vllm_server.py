@@ -30,7 +30,7 @@ def main(parent: int) -> None:
     pipes = take_over_pipes()
     die_with_parent(pipes[0], parent)
     os.environ.update(OFFLINE)
-    from pagestorm_real.reference import vllm_engine, vllm_run
+    from pagestorm_real.reference import vllm_blocks, vllm_engine, vllm_run
 
     engine = vllm_engine.Engine()
     scheduler = vllm_run.scheduler_class(engine)
@@ -38,7 +38,10 @@ def main(parent: int) -> None:
         pipes,
         "vllm",
         vllm_engine.version(),
-        {"run": lambda payload: vllm_run.run(engine, scheduler, payload)},
+        {
+            "run": lambda payload: vllm_run.run(engine, scheduler, payload),
+            "blocks": lambda payload: vllm_blocks.run(engine, payload),
+        },
     )
 
 

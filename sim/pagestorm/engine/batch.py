@@ -173,21 +173,15 @@ class RunningBatch:
         self._rows = None
 
     def ended(self) -> list[Request]:
-        """Members whose last token is known, in no particular order."""
-        ends, known = self._ends, self.known
-        found = []
-        while ends and (ends[0][2].join != ends[0][1] or ends[0][0] <= known):
-            _, join, request = heappop(ends)
-            if request.join == join:
-                found.append(request)
-        early = [r for r in found if r.target - r.base_generated > known]
-        for request in early:
-            heappush(ends, (request.target - request.base_generated - 1, request.join, request))
-        return [r for r in found if r.target - r.base_generated <= known] if early else found
+        """Members whose last token is known, in batch order."""
+        known = self.known
+        if not self.requests or self._first_end() > known:
+            return []
+        return [r for r in self.requests if r.target - r.base_generated <= known]
 
     def ending_by_length(self) -> list[Request]:
         """Members that one more token ends by length, in batch order."""
-        if not self._ends or self._first_end() > self.known:
-            return []
         known = self.known
+        if not self.requests or self._first_end() > known:
+            return []
         return [r for r in self.requests if r.max_new_tokens - (r.base_generated + known - r.pending) <= 1]

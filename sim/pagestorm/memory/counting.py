@@ -42,20 +42,19 @@ class CountingLedger:
         return int(self._length[owner])
 
     def extend(self, owners: Ints, tokens: Ints) -> int | None:
-        new = self._length[owners] + tokens
-        taken = int(tokens.sum()) if self.page_size == 1 else self._opened(owners, new)
-        return self._take(owners, new, taken)
+        old = self._length.take(owners)
+        return self._take(owners, old + tokens, self._opened(old, tokens))
 
     def decode(self, owners: Ints, steps: int, tokens_per_step: int = 1) -> int | None:
-        more = steps * tokens_per_step
-        new = self._length[owners] + more
-        taken = more * len(owners) if self.page_size == 1 else self._opened(owners, new)
-        return self._take(owners, new, taken)
+        old, more = self._length.take(owners), steps * tokens_per_step
+        opened = more * len(owners) if self.page_size == 1 else self._opened(old, more)
+        return self._take(owners, old + more, opened)
 
-    def _opened(self, owners: Ints, new: Ints) -> int:
-        """Pages that reach from the old lengths to the new ones."""
+    def _opened(self, old: Ints, more: Ints | int) -> int:
+        """Pages that reach from the old lengths to those with `more` tokens."""
         p = self.page_size
-        return int(((new + (p - 1)) // p).sum() - ((self._length[owners] + (p - 1)) // p).sum())
+        ends = old + (p - 1)
+        return int(np.add.reduce((ends + more) // p - ends // p))
 
     def _take(self, owners: Ints, new: Ints, pages: int) -> int | None:
         if self._sealed and not self._sealed.isdisjoint(owners.tolist()):

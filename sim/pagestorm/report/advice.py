@@ -6,7 +6,7 @@ Only what follows from the rules that decided is said here. How far a flag must 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagestorm.diagnosis import (
     ABORT,
@@ -20,10 +20,10 @@ from pagestorm.diagnosis import (
     Incident,
     Pressure,
 )
-from pagestorm.engine.sglang import CLIP_NEW_TOKENS, INPUT_MARGIN_TOKENS, RATIO_INIT, ceil_pages
+from pagestorm.engine.sglang import CLIP_NEW_TOKENS, INPUT_MARGIN_TOKENS, ceil_pages
 
-FULL_CONSERVATIVENESS = 1 / RATIO_INIT
-"""From here on the initial new-token ratio is 1, and raising the flag changes nothing."""
+if TYPE_CHECKING:
+    from pagestorm.scenario.schema import Engine
 
 
 def next_steps(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[str]:
@@ -55,6 +55,10 @@ def _after_decode_oom(diagnosis: Diagnosis, pressure: Pressure) -> list[str]:
         steps.append(
             "Guard the decode step by pages: an engine release whose check counts pages, here "
             "--set engine.decode_check=pages. The same moment is then a retraction instead of a crash."
+        )
+    if diagnosis.late_check:
+        steps.append(
+            "Leave out emulate: kv_length_off_by_one; releases that fixed sgl-project/sglang#7411 count in time."
         )
     if pressure.check == "tokens" and diagnosis.page_size > 1:
         steps.append("Until then --page-size 1: there a token is a page, and the token check is right.")
@@ -105,13 +109,8 @@ def _after_retraction(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[
     steps = []
     scenario = diagnosis.scenario
     fixed = scenario is not None and scenario.workload.ignore_eos
-    now = scenario.engine.schedule_conservativeness if scenario else None
-    if not fixed and (now is None or now < FULL_CONSERVATIVENESS):
-        told = f" (now {now:g}; from {FULL_CONSERVATIVENESS:.2f} on it changes nothing)" if now is not None else ""
-        steps.append(
-            f"Raise --schedule-conservativeness{told}: admission then reserves more for what running requests will "
-            f"still generate."
-        )
+    if not fixed:
+        steps += _reserve_more(scenario.engine if scenario else None)
     if summary["peak_running"] > 1:
         steps.append(
             f"Lower --max-running-requests below {summary['peak_running']:,}, the most that ran at once: fewer "
@@ -127,6 +126,17 @@ def _after_retraction(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[
         steps.append("A smaller --page-size: at 1 the worst of these steps would have fitted.")
     steps.append("A larger pool: raise --mem-fraction-static, or --max-total-tokens where it is set.")
     return steps
+
+
+def _reserve_more(engine: Engine | None) -> list[str]:
+    """The initial new-token ratio is min(init x conservativeness, 1): from 1 on, raising the flag changes nothing."""
+    why = "admission then reserves more for what running requests will still generate."
+    if engine is None:
+        return [f"Raise --schedule-conservativeness: {why}"]
+    init, now = engine.init_new_token_ratio, engine.schedule_conservativeness
+    if init <= 0 or now * init >= 1:
+        return []
+    return [f"Raise --schedule-conservativeness (now {now:g}; from {1 / init:.2f} on it changes nothing): {why}"]
 
 
 def _after_refusals(diagnosis: Diagnosis) -> list[str]:

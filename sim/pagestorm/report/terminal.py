@@ -111,7 +111,9 @@ def _table(figures: list[tuple[str, str]], columns: int, colour: bool) -> list[s
     value_width = max(len(value) for _, value in figures)
     cell = 2 + label_width + 2 + value_width
     across = 2 if 2 * cell + 1 <= columns else 1
-    half = -(-len(figures) // across)
+    if across == 1:
+        return [line for label, value in figures for line in _row(label, value, label_width, columns, colour)]
+    half = -(-len(figures) // 2)
     lines = []
     for i in range(half):
         cells = [
@@ -120,6 +122,13 @@ def _table(figures: list[tuple[str, str]], columns: int, colour: bool) -> list[s
         ]
         lines.append(" ".join(cells).rstrip())
     return lines
+
+
+def _row(label: str, value: str, label_width: int, columns: int, colour: bool) -> list[str]:
+    """One figure, its value over several lines where it must be."""
+    parts = textwrap.wrap(value, columns - label_width - 4)
+    start = "  " + _paint(f"{label:<{label_width}}", "2", colour) + "  "
+    return [start + parts[0], *(" " * (label_width + 4) + part for part in parts[1:])]
 
 
 def _paint(text: str, code: str, colour: bool) -> str:

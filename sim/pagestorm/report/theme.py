@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,15 +71,15 @@ def svg(figure: Figure) -> str:
     import matplotlib as mpl
 
     buffer = io.StringIO()
-    # Text stays text and ids do not depend on the run: both are settings that savefig takes from nowhere else.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pagestorm"}):
+    # Text stays text: a setting that savefig takes from nowhere else.
+    with mpl.rc_context({"svg.fonttype": "none"}):
         figure.savefig(
             buffer,
             format="svg",
             transparent=True,
             metadata={"Date": None, "Creator": None, "Type": None, "Format": None},
         )
-    text = buffer.getvalue()
+    text = _plain_ids(buffer.getvalue())
     text = text[text.index("<svg") :]
     names = {colour: f"--c{i}" for i, colour in enumerate(DARK)}
     for colour, name in names.items():
@@ -88,6 +89,15 @@ def svg(figure: Figure) -> str:
     style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
     end = text.index(">") + 1
     return text[:end] + style + text[end:]
+
+
+def _plain_ids(text: str) -> str:
+    """Ids by order of appearance, and only where something refers to them: matplotlib derives some from memory
+    addresses, which would make every picture a little different."""
+    used = set(re.findall(r"(?:url\(|xlink:href=\")#([^\")]+)", text))
+    names = {name: f"i{i}" for i, name in enumerate(n for n in re.findall(r' id="([^"]+)"', text) if n in used)}
+    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", text)
+    return re.sub(r"(url\(|xlink:href=\")#([^\")]+)", lambda m: f"{m[1]}#{names[m[2]]}", text)
 
 
 def data_url(picture: str) -> str:
