@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagestorm.engine.iteration import FOREVER_FS, EngineLimits, SglangEngine
+from pagestorm.engine.iteration import EngineLimits, SglangEngine
+from pagestorm.engine.machine import FOREVER_FS
 from pagestorm.engine.request import Request
 from pagestorm.engine.sglang import Capacity
 from pagestorm.errors import MemoryRefused

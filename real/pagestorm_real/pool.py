@@ -203,7 +203,7 @@ class TorchLedger:
         self._grafted: set[int] = set()
         with budget.taking(needed, str(device)):
             self._pool = TorchPool(pages, page_size, self.device)
-            self._table = torch.empty((owners, self._width), dtype=torch.int32, device=self.device)
+            self._table = _zeros((owners, self._width), self.device)
             self._buffers = self._make_buffers()
         self._flat = self._table.view(-1)
         self._last = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -549,6 +549,13 @@ class TorchLedger:
         if self.device.type == "cpu":
             return tuple(torch.from_numpy(column) for column in columns)
         return torch.from_numpy(np.stack(columns)).to(self.device, non_blocking=True).unbind()
+
+
+def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """int32 zeros; on the CPU memory that is not touched before it is used: most rows never are."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(shape, dtype=np.int32))
+    return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
 def _spread(counts: Ints) -> tuple[Ints, Ints]:

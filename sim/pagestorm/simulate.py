@@ -11,7 +11,7 @@ from typing import Any
 
 import simpy
 
-from pagestorm.engine.iteration import FOREVER_FS, SglangEngine
+from pagestorm.engine.machine import FOREVER_FS, Machine
 from pagestorm.engine.request import Request
 from pagestorm.errors import PagestormError
 from pagestorm.workload import Draft, Workload
@@ -23,7 +23,7 @@ OnEnd = Callable[[Request], None]
 class Simulation:
     """One server and its clients. `run` returns when every request has ended or nothing can move any more."""
 
-    def __init__(self, engine: SglangEngine, workload: Workload, on_end: OnEnd, on_tick: Callable[[], None]) -> None:
+    def __init__(self, engine: Machine, workload: Workload, on_end: OnEnd, on_tick: Callable[[], None]) -> None:
         self.env = simpy.Environment()
         self.engine = engine
         self._drafts = workload.drafts()
@@ -70,7 +70,7 @@ class Simulation:
     def _submit(self, draft: Draft, done: simpy.Event | None) -> None:
         asked = draft.output_tokens if draft.max_new_tokens is None else draft.max_new_tokens
         now = int(self.env.now)
-        request = Request(
+        request = self.engine.request_class(
             draft.number, now, draft.input_tokens, draft.output_tokens, asked, draft.ignore_eos, client=done
         )
         self.engine.submit(request, now)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from pagestorm.engine.iteration import FOREVER_FS, EngineLimits, SglangEngine
+from pagestorm.engine.iteration import EngineLimits, SglangEngine
+from pagestorm.engine.machine import FOREVER_FS
 from pagestorm.engine.request import Request
 from pagestorm.engine.sglang import Capacity
 from pagestorm.events import EventLog, KeepEvents, RawEvent, Sink

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pagestorm.checks import Conservation, check_drained
-from pagestorm.engine import iteration
+from pagestorm.engine import iteration, machine
 from pagestorm.engine.batch import RunningBatch
 from pagestorm.engine.iteration import SglangEngine
 from pagestorm.engine.request import Request
@@ -38,7 +38,7 @@ class LeapsPastArrivals(SglangEngine):
     """Does not look at the time of the next arrival."""
 
     def _horizon(self, until_fs: int) -> int:
-        return super()._horizon(iteration.FOREVER_FS)
+        return super()._horizon(machine.FOREVER_FS)
 
 
 class ForgetsTheRatio(SglangEngine):

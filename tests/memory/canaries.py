@@ -183,7 +183,7 @@ CANARIES: dict[str, Canary] = {
     "reads on after a drop": Canary(ReadsOnAfterADrop, audit_sees_it=True),
     "decode request by request": Canary(DecodesRequestByRequest, audit_sees_it=False),
     "refuses the last page": Canary(RefusesTheLastPage, audit_sees_it=False),
-    "stamp overwritten (torch)": Canary(_on_torch("WritesOneSlotTooFar"), audit_sees_it=True),
+    "stamp overwritten (torch)": Canary(_on_torch("WritesTheSlotBeforeToo"), audit_sees_it=True),
     "stamp never written (torch)": Canary(_on_torch("ForgetsToWrite"), audit_sees_it=True),
     "table entry of another (torch)": Canary(_on_torch("EntersIntoTheNextRow"), audit_sees_it=True),
     "ring that does not go round (torch)": Canary(_on_torch("LosesTheWrap"), audit_sees_it=True, seen_with_pages_of=1),

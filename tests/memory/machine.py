@@ -16,6 +16,7 @@ from tests.memory.model import Model
 
 OWNERS = 3
 LONGEST_TOKENS = 200
+NOT_CALLS = ("start", "teardown", "everything_agrees", "the_ledger_finds_itself_whole")
 
 Owner = st.integers(0, OWNERS - 1)
 Rarely = st.integers(0, 7).map(lambda n: n == 5)
@@ -31,6 +32,7 @@ def search(examples: int, steps: int) -> settings:
         derandomize=True,
         database=None,
         phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
 
@@ -141,7 +143,7 @@ def _calls(error: BaseException) -> Iterator[str]:
     for note in getattr(error, "__notes__", []):
         for line in note.splitlines():
             call = line.strip()
-            if call.startswith("state.") and not call.startswith(("state.teardown", "state.start")):
+            if call.startswith("state.") and call.partition("(")[0].removeprefix("state.") not in NOT_CALLS:
                 yield call
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
@@ -18,31 +20,38 @@ from tests.memory.test_ledger_contract import ints
 PAGES = 24
 
 
-def play(ledger: Ledger) -> None:
+def play(ledger: Ledger) -> Iterator[None]:
     """A fixed piece of a server's life that uses every call, ends inside pages, fails, and goes round the list."""
     p = ledger.page_size
-    for _ in range(4):
-        ledger.extend(ints(0, 1), ints(2 * p, 2 * p + p // 2))
-        ledger.decode(ints(1, 0), p + 2)
-        ledger.decode(ints(0, 1), 1)
-        ledger.extend(ints(4, 5), ints(1, PAGES * p))
-        ledger.move(0, 0, p, to=2)
-        ledger.alias(3, 1, p, 2 * p)
-        ledger.extend(ints(3, 2), ints(2 * p, 1))
-        ledger.drop(3, p, 2 * p)
-        ledger.extend(ints(5), ints(ledger.free_pages() * p))
-        ledger.release_many(ints(5, 3))
-        ledger.release_many(ints(0))
-        ledger.release_many(ints(2, 1, 4))
+    for _ in range(3):
+        yield ledger.extend(ints(0, 1), ints(2 * p, 2 * p + p // 2))
+        yield ledger.decode(ints(1, 0), p + 2)
+        for _ in range(p):
+            yield ledger.decode(ints(0, 1), 1)
+        yield ledger.extend(ints(4, 5), ints(1, PAGES * p))
+        yield ledger.move(0, 0, p, to=2)
+        yield ledger.alias(3, 1, p, 2 * p)
+        yield ledger.extend(ints(3, 2), ints(2 * p, 1))
+        yield ledger.drop(3, p, 2 * p)
+        yield ledger.extend(ints(5), ints(ledger.free_pages() * p))
+        yield ledger.release_many(ints(5, 3))
+        yield ledger.release_many(ints(0))
+        yield ledger.release_many(ints(2, 1, 4))
+
+
+def play_and_look(ledger: Ledger) -> None:
+    """Play, and look at everything after every call."""
+    for _ in play(ledger):
+        ledger.verify(np.arange(6))
+        ledger.audit()
 
 
 def test_the_piece_runs_through_on_pools_that_are_whole() -> None:
     skip_where_absent("twin")
     twin = TwinPool([make_ledger(kind, PAGES, 4, 6) for kind in ("paged", "counting", "torch-cpu", "paged-on-torch")])
-    play(twin)
-    twin.audit()
+    play_and_look(twin)
     assert twin.free_pages() == PAGES
-    assert twin.compared == len(twin.calls) == 48
+    assert twin.compared == len(twin.calls) == 3 * (11 + 4)
 
 
 @pytest.fixture(params=CANARIES)
@@ -53,9 +62,9 @@ def canary(request: pytest.FixtureRequest) -> Canary:
 
 def test_the_state_machine_finds_it_and_shrinks_it_to_a_few_calls(canary: Canary) -> None:
     with pytest.raises(FOUND) as caught:
-        run_state_machine_as_test(machine(canary.make), settings=search(examples=300, steps=20))
-    calls = [call for call in reproducer(caught.value) if ".everything_agrees" not in call and ".the_ledger" not in call]
-    assert 1 <= len(calls) <= 8, calls
+        run_state_machine_as_test(machine(canary.make), settings=search(examples=300, steps=15))
+    calls = reproducer(caught.value)
+    assert 1 <= len(calls) <= 6, calls
 
 
 def test_a_twin_finds_it_beside_the_paged_ledger(canary: Canary) -> None:
@@ -68,14 +77,8 @@ def test_a_twin_finds_it_beside_the_paged_ledger(canary: Canary) -> None:
 def test_its_own_audit_finds_it_where_it_can(canary: Canary) -> None:
     ledger = canary.make(PAGES, canary.seen_with_pages_of, 6)
     if canary.audit_sees_it:
-        with pytest.raises((PoolCorruption, IndexError)):
+        with pytest.raises(PoolCorruption):
             play_and_look(ledger)
     else:
         # An order or a count that is consistently wrong is only wrong beside another pool.
         play_and_look(ledger)
-
-
-def play_and_look(ledger: Ledger) -> None:
-    play(ledger)
-    ledger.verify(np.arange(6))
-    ledger.audit()

@@ -8,22 +8,17 @@ from pagestorm.memory.ledger import Ints
 from pagestorm_real.pool import TorchLedger, TorchPool
 
 
-class WritesOneSlotTooFar(TorchLedger):
-    """A kernel that writes the K/V of a decoded token into the slot behind its own as well."""
+class WritesTheSlotBeforeToo(TorchLedger):
+    """A kernel that writes the K/V of a decoded token into the slot before its own as well."""
 
     def _write_one_token_each(self, owners: Ints, old: Ints) -> None:
+        super()._write_one_token_each(owners, old)
         assert self._buffers is not None
-        write = self._buffers.write
-
-        def too_far(slots: torch.Tensor, stay: torch.Tensor, position: torch.Tensor) -> None:
-            write((slots + 1).clamp(max=self._buffers.words.shape[2] - 1), stay, position)  # type: ignore[union-attr]
-            write(slots, stay, position)
-
-        self._buffers.write = too_far  # type: ignore[method-assign]  # the fault lasts for one call
-        try:
-            super()._write_one_token_each(owners, old)
-        finally:
-            self._buffers.write = write  # type: ignore[method-assign]  # see above
+        where, in_page, stay, position = self._send(
+            owners * self._width + old // self.page_size, old % self.page_size, self._stay[owners], old
+        )
+        slots = self._flat[where].to(torch.int64) * self.page_size + in_page
+        self._buffers.write(slots - 1, stay, position)
 
 
 class ForgetsToWrite(TorchLedger):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagestorm.report import theme
-from pagestorm.report.plots import WIDE_IN, Plots, thin
+from pagestorm.report.plots import WIDE_IN, Plots, hold, thin
 from pagestorm.runs import run
 from pagestorm.scenario import from_mapping
 from tests.report.cases import CASES, burst, diagnosis, result, uniform
@@ -107,6 +107,13 @@ def test_thinning_keeps_ends_and_extremes_in_order(values: list[int], columns: i
     assert (np.diff(kept) > 0).all()
     assert series[kept].max() == series.max()
     assert series[kept].min() == series.min()
+
+
+def test_what_is_given_back_at_once_has_a_vertical_edge() -> None:
+    time, values = np.array([0.0, 1.0, 2.0, 3.0]), np.array([5.0, 8.0, 2.0, 2.0])
+    moments, held = hold(time, np.diff(values) < 0, values)
+    assert moments.tolist() == [0, 1, 2, 2, 3]
+    assert held.tolist() == [5, 8, 8, 2, 2]
 
 
 def test_an_svg_is_the_same_each_time_and_follows_the_preference_for_dark() -> None:

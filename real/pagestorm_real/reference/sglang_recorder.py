@@ -16,6 +16,15 @@ class RunOver(Exception):
     """Leaves the engine's endless loop: nothing can happen any more, or enough passes were launched."""
 
 
+def clip(engine: Engine, scheduler: Any, req: Any) -> str:
+    """The engine's checks of a new request: its max_new_tokens clipped, or why it is refused."""
+    scheduler.init_req_max_new_tokens(req)
+    refusal = engine.refusal(req, scheduler.max_req_input_len, False)
+    if refusal is None and req.to_finish is not None:
+        refusal = req.to_finish.message
+    return refusal or ""
+
+
 class Recorder:
     """One run as it goes: the clock, who is still to come, the events so far."""
 
@@ -68,12 +77,9 @@ class Recorder:
         """What the engine does with a new request, but that a prompt it refuses is not queued as one token."""
         planned = self.workload.requests[number]
         req = self.engine.request(number, planned.prompt, planned.max_new, planned.ignore_eos)
-        scheduler.init_req_max_new_tokens(req)
-        message = self.engine.refusal(req, scheduler.max_req_input_len, False)
-        if message is None and req.to_finish is not None:
-            message = req.to_finish.message
-        if message is not None:
-            self._rejected(number, time, message)
+        refusal = clip(self.engine, scheduler, req)
+        if refusal:
+            self._rejected(number, time, refusal)
             return
         if not self.workload.clips_output:
             req.sampling_params.max_new_tokens = planned.max_new

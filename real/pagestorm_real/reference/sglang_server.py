@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,20 +23,37 @@ def adopt(name: str, folder: Path) -> None:
 
 def main(parent: int) -> None:
     """Serve the process `parent` until it closes the pipe or ends."""
-    from pagestorm_real.reference.serving import die_with_parent, serve, take_over_pipes
+    from pagestorm_real.reference.serving import Operation, die_with_parent, serve, take_over_pipes
 
     pipes = take_over_pipes()
     die_with_parent(pipes[0], parent)
-    from pagestorm_real.reference import sglang_engine, sglang_run
+    from pagestorm_real.reference import sglang_engine, sglang_host, sglang_run, sglang_single
+    from pagestorm_real.reference.entered import functions_entered
 
     engine = sglang_engine.Engine()
-    scheduler = sglang_run.scheduler_class(engine)
-    serve(
-        pipes,
-        "sglang",
-        sglang_engine.version(),
-        {"run": lambda payload: sglang_run.run(engine, scheduler, payload)},
-    )
+    run = partial(sglang_run.run, engine, sglang_run.scheduler_class(engine))
+
+    def entered(payload: dict[str, object]) -> dict[str, object]:
+        answer, functions = functions_entered(partial(run, payload), ("sglang", "pagestorm_real"))
+        return {**answer, "functions": functions}
+
+    operations: dict[str, Operation] = {
+        "run": run,
+        "functions_entered": entered,
+        "clip": partial(sglang_single.clip, engine, sglang_run.scheduler_class(engine)),
+    }
+    for operation in (
+        sglang_single.allocator,
+        sglang_single.decode_need,
+        sglang_single.decode_oom,
+        sglang_single.ratio,
+        sglang_single.retraction_order,
+        sglang_single.spec_sizing,
+        sglang_host.host_budget,
+        sglang_host.host_indexer,
+    ):
+        operations[operation.__name__] = partial(operation, engine)
+    serve(pipes, "sglang", sglang_engine.version(), operations)
 
 
 if __name__ == "__main__":

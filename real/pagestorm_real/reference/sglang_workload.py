@@ -201,7 +201,7 @@ def read(message: Mapping[str, Any]) -> Workload:
         radix=fields.flag("radix"),
         tree_core=fields.maybe("tree_core"),
         window=_window(fields.maybe("swa")),
-        spec=_speculation(fields.maybe("spec")),
+        spec=speculation(fields.maybe("spec")),
         decode_check=fields.one_of("decode_check", DECODE_CHECKS, "pages"),
         clips_output=not fields.flag("no_output_clip"),
     )
@@ -266,13 +266,14 @@ def _window(message: Any) -> Window | None:
     return window
 
 
-def _speculation(message: Any) -> Speculation | None:
+def speculation(message: Any) -> Speculation | None:
+    """The `spec` of a message: one token accepted each time unless it says otherwise."""
     if message is None:
         return None
     fields = Fields("spec", message)
     steps, topk, draft = (fields.whole(name, 1) for name in ("steps", "topk", "draft"))
-    accept_lengths = tuple(fields.whole_numbers("accept_lengths", 1))
+    accept_lengths = fields.whole_numbers("accept_lengths", 1) if "accept_lengths" in fields else [1]
     if not accept_lengths:
         raise BadPayload("spec: accept_lengths has at least one length")
     fields.done()
-    return Speculation(steps, topk, draft, accept_lengths)
+    return Speculation(steps, topk, draft, tuple(accept_lengths))

@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from pagestorm.engine.batch import RunningBatch
+from pagestorm.engine.machine import FOREVER_FS, Counts, Levels, Machine, Timeline
 from pagestorm.engine.request import Request
 from pagestorm.engine.sglang import (
     ABORT_LAST,
@@ -40,12 +40,10 @@ from pagestorm.engine.sglang import (
     ratio_after_retraction,
     retract,
 )
-from pagestorm.events import FS_PER_NS, EventLog
-from pagestorm.memory.ledger import FULL, Ledger
+from pagestorm.events import EventLog
+from pagestorm.memory.ledger import Ledger
 from pagestorm.steptime import StepTime
 
-FOREVER_FS = 1 << 126
-"""Later than anything: no outside input is known."""
 FRUITLESS_RETRACTIONS = 1000
 """Retractions in a row without one output token after which the run counts as livelocked."""
 
@@ -87,46 +85,20 @@ class Pass:
 
 
 @dataclass(slots=True)
-class Counts:
-    """What a run counts."""
+class SglangCounts(Counts):
+    """What a run of SGLang counts."""
 
-    requests: int = 0
-    finished: int = 0
-    aborted: int = 0
-    rejected: int = 0
     retractions: int = 0
     retracted_requests: int = 0
     max_retractions_per_request: int = 0
     decode_oom: int = 0
     prefill_oom: int = 0
-    recomputed_tokens: int = 0
-    generated_tokens: int = 0
-    leaps: int = 0
-    prefill_batches: int = 0
-    decode_steps: int = 0
-    peak_used_pages: int = 0
-    peak_running: int = 0
-    peak_waiting: int = 0
-    running_fs: int = 0
-    """Integral of running requests over time."""
     ratio_min: float = 1.0
     ratio_max: float = 0.0
 
 
-class Timeline(Protocol):
-    """Reader of the state at the start and end of each leap (`pagestorm.record`)."""
-
-    def row(
-        self, time_fs: int, step: int, free_pages: int, pool_pages: int, running: int, waiting: int, ratio: float
-    ) -> None: ...
-
-
-class SglangEngine:
-    """SGLang's scheduler over a `Ledger`. `advance` runs it up to the next outside input; `submit` is an arrival.
-
-    `ended` collects (request, time) of requests that finished, aborted or were rejected since somebody last took
-    them. `over` is set when the process would have died or nothing can move any more.
-    """
+class SglangEngine(Machine):
+    """SGLang's scheduler over a `Ledger`."""
 
     def __init__(
         self,
@@ -138,31 +110,20 @@ class SglangEngine:
         step_only: bool = False,
         timeline: Timeline | None = None,
     ) -> None:
+        super().__init__(steptime, log, step_only=step_only, timeline=timeline)
         self.limits = limits
         self.ledger = ledger
-        self.steptime = steptime
-        self.log = log
-        self.timeline = timeline
-        self.counts = Counts()
+        self._counts = SglangCounts()
         self.ratio = NewTokenRatio(
             limits.conservativeness, limits.ratio_init, limits.ratio_floor_factor, limits.ratio_decay_steps
         )
-        self.now_fs = 0
-        self.step = 0
-        self.outcome = ""
-        self.error = ""
-        self.ended: list[tuple[Request, int]] = []
         self.waiting: deque[Request] = deque()
         self.running = RunningBatch(limits.capacity.page_size, leaves_early=limits.overlap)
         self.chunked: Request | None = None
-        self.blocked = True
-        """Nothing to do until something arrives."""
         self._flight: Pass | None = None
         self._unmerged: Pass | None = None
         self._row_count = limits.max_running
         self._rows = list(range(1, limits.max_running + 1))
-        self._step_only = step_only
-        self._seq = 0
         self._page = limits.capacity.page_size
         self._pool_pages = ledger.total_pages()
         self._free = ledger.free_pages()
@@ -173,57 +134,36 @@ class SglangEngine:
     # --- outside ---------------------------------------------------------------------------------------------
 
     @property
-    def over(self) -> bool:
-        return bool(self.outcome)
+    def counts(self) -> SglangCounts:
+        return self._counts
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is in flight."""
         return self.blocked and not self.waiting and not self.running and self.chunked is None
 
     @property
     def rows_used(self) -> int:
         return self._row_count - len(self._rows)
 
-    def submit(self, request: Request, time_fs: int) -> None:
-        """A request arrives; every round before `time_fs` has been planned."""
-        counts, capacity = self.counts, self.limits.capacity
-        counts.requests += 1
-        self._emit("arrive", time_fs, self.step - 1, request.number, request.input_tokens)
+    def _refusal(self, request: Request) -> tuple[str, int]:
+        capacity = self.limits.capacity
         refusal = capacity.refusal(request.input_tokens)
         if not refusal and self._queue_is_full():
             refusal = QUEUE_FULL
-        if refusal:
-            counts.rejected += 1
-            self._emit(
-                "reject",
-                time_fs,
-                self.step - 1,
-                request.number,
-                request.input_tokens,
-                detail=json.dumps({"reason": refusal, "limit_tokens": capacity.longest_input_tokens}),
-            )
-            self._end(request, "rejected", refusal, time_fs)
-            return
-        request.max_new_tokens = capacity.clip(request.input_tokens, request.asked_tokens)
+        return refusal, capacity.longest_input_tokens
+
+    def _enqueue(self, request: Request) -> int:
+        request.max_new_tokens = self.limits.capacity.clip(request.input_tokens, request.asked_tokens)
         # A request that ignores the stop token runs to its limit; a limit of 0 still yields one token.
         natural = request.max_new_tokens if request.ignore_eos else request.output_tokens
         request.target = max(1, min(natural, request.max_new_tokens))
         self.waiting.append(request)
-        counts.peak_waiting = max(counts.peak_waiting, len(self.waiting))
-        if self.blocked:
-            self.blocked = False
-            self.now_fs = max(self.now_fs, time_fs)
+        return len(self.waiting)
 
-    def advance(self, until_fs: int) -> None:
-        """Plan every round before `until_fs`, the time of the next outside input; stop early when something ended."""
-        while self.now_fs < until_fs and not (self.blocked or self.ended or self.outcome):
-            self._round(until_fs)
-            if self.log.full:
-                self.log.flush()
+    def _levels(self) -> Levels:
+        return Levels(self._free, 0, self._row_count - len(self._rows), len(self.waiting))
 
     def unserved(self) -> list[Request]:
-        """Requests that arrived and have not ended, by number."""
         for request in self.running.requests:
             request.generated = self.running.generated(request)
         there = {r.number: r for r in (*self.waiting, *self.running.requests)}
@@ -236,7 +176,6 @@ class SglangEngine:
         return sorted((r for r in there.values() if not r.outcome), key=lambda r: r.number)
 
     def give_up(self) -> None:
-        """Nothing will arrive any more: what still waits can never be served."""
         if self.waiting and not self.outcome:
             self.outcome = "stalled"
             head = self.waiting[0]
@@ -645,11 +584,8 @@ class SglangEngine:
             self._end(request, "finished", reason, result.end_fs)
 
     def _end(self, request: Request, outcome: str, reason: str, time_fs: int) -> None:
-        request.outcome = outcome
-        request.reason = reason
-        request.finish_fs = time_fs
         self._stored.pop(request.number, None)
-        self.ended.append((request, time_fs))
+        super()._end(request, outcome, reason, time_fs)
 
     # --- bookkeeping -----------------------------------------------------------------------------------------
 
@@ -718,38 +654,6 @@ class SglangEngine:
                 "ratio": self.ratio.current,
                 "held": [[number, -less] for less, number in held],
             }
-        )
-
-    def _emit(
-        self,
-        kind: str,
-        time_fs: int,
-        step: int,
-        request: int = -1,
-        tokens: int = -1,
-        pages: int = -1,
-        detail: str = "",
-    ) -> None:
-        seq = -1
-        if kind != "leap":
-            seq = self._seq
-            self._seq = seq + 1
-        self.log.append(
-            (
-                time_fs // FS_PER_NS,
-                seq,
-                step,
-                kind,
-                request,
-                tokens,
-                pages,
-                self._free,
-                0,
-                self._row_count - len(self._rows),
-                len(self.waiting),
-                FULL,
-                detail,
-            )
         )
 
 

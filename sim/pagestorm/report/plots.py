@@ -99,10 +99,12 @@ class Plots:
         ):
             values = _column(rows, name)
             kept = thin(time, values, MOST_COLUMNS)
-            axes.plot(time[kept], values[kept], color=colour, linewidth=1.3)
+            # Requests come and go at an instant; the ratio creeps down and jumps up.
+            jumps = np.diff(values[kept]) > 0 if axes is ratio else np.diff(values[kept]) != 0
+            axes.plot(*hold(time[kept], jumps, values[kept]), color=colour, linewidth=1.3)
             axes.set_ylim(0, (float(values.max()) or 1.0) * 1.15)
         _whole_numbers(running, waiting)
-        last = float(time[-1])
+        last = max(float(time[-1]), self._result.summary["simulated_s"] * 1e9 / scale_ns)
         ratio.set_xlim(0.0, last if last > 0 else 1.0)
         self._draw_marks([pool, running, waiting, ratio], scale_ns)
         _legend(figure, pool, 2 if width_in < 6 else 4)
@@ -121,9 +123,12 @@ class Plots:
         kept = thin(time, _column(rows, "free_pages"), MOST_COLUMNS)
         columns = {name: _column(rows, f"{name}_pages")[kept] for name, _, _ in KINDS_OF_PAGES}
         shown = [kind for kind in KINDS_OF_PAGES if columns[kind[0]].any()]
+        # Decoding takes pages one by one; a request that ends gives all of its own back at once.
+        freed = np.diff(columns["free"]) > 0
+        moments, *heights = hold(time[kept], freed, *(columns[name] for name, _, _ in shown))
         axes.stackplot(
-            time[kept],
-            [columns[name] for name, _, _ in shown],
+            moments,
+            heights,
             labels=[f"{label} (pages)" for _, label, _ in shown],
             colors=[colour for _, _, colour in shown],
             linewidth=0,
@@ -268,6 +273,13 @@ def thin(time: Floats, values: Floats, columns: int) -> Indices:
             part = values[start:stop]
             kept += [start, start + int(part.argmin()), start + int(part.argmax())]
     return np.unique(np.array(kept, dtype=np.int64))
+
+
+def hold(time: Floats, jumps: npt.NDArray[np.bool_], *series: Floats) -> tuple[Floats, ...]:
+    """Time and series with a vertical edge, instead of a slope, in front of each point whose entry in `jumps` (one
+    shorter than `time`) is true: the value before it holds until then."""
+    at = np.flatnonzero(jumps) + 1
+    return np.insert(time, at, time[at]), *(np.insert(values, at, values[at - 1]) for values in series)
 
 
 def _share_within(axes: Axes, seconds: Floats, label: str, colour: str, *, left: bool) -> None:
