@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -318,6 +319,24 @@ def test_a_long_storm_is_counted_whole_and_kept_in_part() -> None:
     assert [i.lost_tokens for i in found.worst_bursts] == [n + 5 for n in range(999, 989, -1)]
     assert found.last_burst is not None
     assert found.last_burst.step == 999
+
+
+def test_a_million_requests_would_not_fill_memory() -> None:
+    found = Diagnosis(page_size=16, pool_pages=100)
+
+    def feed(start: int, stop: int) -> None:
+        for n in range(start, stop):
+            kinds = (("arrive", 100), ("admit", 100), ("prefill", 100), ("finish", 20))
+            found.write([record(kind, n, n, tokens, 7) for kind, tokens in kinds])
+
+    feed(0, 10_000)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    feed(10_000, 30_000)
+    grown_bytes = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown_bytes < 200_000
+    assert found.prefill_tokens == 3_000_000
 
 
 def test_the_chunks_in_which_a_record_is_fed_make_no_difference() -> None:

@@ -82,7 +82,8 @@ class PoolBytes:
     pages: int
     page_size: int
     pages_per_owner: int
-    page_bytes: int
+    device_page_bytes: int
+    host_page_bytes: int
     kv_bytes: int
     free_list_bytes: int
     request_table_bytes: int
@@ -101,6 +102,10 @@ class PoolBytes:
     @property
     def total_bytes(self) -> int:
         return self.device_bytes + self.host_bytes
+
+    def needed_bytes(self, device: str) -> int:
+        """What `device` must have: on the CPU the host's part comes on top."""
+        return self.total_bytes if device == "cpu" else self.device_bytes
 
 
 def cpu_budget(machine: Machine = HERE) -> Budget:
@@ -137,8 +142,7 @@ def check(needed_bytes: int, device: str, machine: Machine = HERE, remedy: str =
 
 def check_pool(pool: PoolBytes, device: str, machine: Machine = HERE) -> None:
     """Raise `MemoryRefused`, saying how many pages would fit, unless a ledger's memory may be taken now."""
-    needed = pool.total_bytes if device == "cpu" else pool.device_bytes
-    _check(needed, of(device, machine), lambda budget_bytes: _fitting(pool, budget_bytes, needed))
+    _check(pool.needed_bytes(device), of(device, machine), lambda budget_bytes: _fitting(pool, device, budget_bytes))
     if device != "cpu":
         check(pool.host_bytes, "cpu", machine)
 
@@ -160,7 +164,8 @@ def pool_bytes(
         pages=pages,
         page_size=page_size,
         pages_per_owner=pages_per_owner,
-        page_bytes=payload.slot_bytes * page_size + (2 + 2 + 4) * index + _FLAG_BYTES,
+        device_page_bytes=payload.slot_bytes * page_size + (2 + 2) * index + _FLAG_BYTES,
+        host_page_bytes=4 * index,
         kv_bytes=buffers + (payload.row_words * WORD_BYTES if buffers else 0),
         # Ring, scratch of the check for pages given twice, and the out flags; the last two have an entry for page 0.
         free_list_bytes=pages * index + (pages + 1) * (index + _FLAG_BYTES),
@@ -191,7 +196,7 @@ def taking(pool: PoolBytes, device: str) -> Iterator[None]:
         failure = error
     else:
         return
-    needed = pool.total_bytes if device == "cpu" else pool.device_bytes
+    needed = pool.needed_bytes(device)
     if device != "cpu":
         torch.cuda.empty_cache()
     budget = of(device)
@@ -199,7 +204,7 @@ def taking(pool: PoolBytes, device: str) -> Iterator[None]:
         f"torch could not take {amount(needed)} on {device}, although it looked free before: {failure}",
         needed_bytes=needed,
         budget_bytes=budget.allowed_bytes,
-        remedy=_fitting(pool, budget.allowed_bytes, needed),
+        remedy=_fitting(pool, device, budget.allowed_bytes),
     ) from failure
 
 
@@ -257,8 +262,10 @@ def _check(needed_bytes: int, budget: Budget, remedy: Callable[[int], str]) -> N
     )
 
 
-def _fitting(pool: PoolBytes, budget_bytes: int, needed_bytes: int) -> str:
-    pages = (budget_bytes - (needed_bytes - pool.page_bytes * pool.pages)) // pool.page_bytes
+def _fitting(pool: PoolBytes, device: str, budget_bytes: int) -> str:
+    page_bytes = pool.device_page_bytes + (pool.host_page_bytes if device == "cpu" else 0)
+    fixed_bytes = pool.needed_bytes(device) - page_bytes * pool.pages
+    pages = (budget_bytes - fixed_bytes) // page_bytes
     if pages < 1:
         return "not even one page of this shape fits: lower the request table (owners, max_length) or the payload"
     return f"at most {pages} pages of {pool.page_size} ({pages * pool.page_size} tokens) of this shape would fit"

@@ -120,7 +120,8 @@ class TimelineRows:
     """Keeps at most `TIMELINE_ROWS` rows: when they are too many every other one goes, and so on from there."""
 
     def __init__(self, pool: str = "full") -> None:
-        self.rows: list[TimelineRow] = []
+        self._rows: list[TimelineRow] = []
+        self._last: TimelineRow | None = None
         self._pool = pool
         self._every = 1
         self._seen = 0
@@ -130,28 +131,34 @@ class TimelineRows:
         """One row of how many was kept; 1 means that nothing is missing."""
         return self._every
 
+    @property
+    def rows(self) -> list[TimelineRow]:
+        """What was kept, the last row in any case."""
+        if self._last is None or (self._rows and self._rows[-1] is self._last):
+            return self._rows
+        return [*self._rows, self._last]
+
     def row(
         self, time_fs: int, step: int, free_pages: int, pool_pages: int, running: int, waiting: int, ratio: float
     ) -> None:
         """The state at one moment."""
         self._seen += 1
+        self._last = TimelineRow(
+            time_fs // FS_PER_NS,
+            step,
+            self._pool,
+            free_pages,
+            0,
+            0,
+            pool_pages - free_pages,
+            pool_pages,
+            running,
+            waiting,
+            ratio,
+        )
         if self._seen % self._every:
             return
-        self.rows.append(
-            TimelineRow(
-                time_fs // FS_PER_NS,
-                step,
-                self._pool,
-                free_pages,
-                0,
-                0,
-                pool_pages - free_pages,
-                pool_pages,
-                running,
-                waiting,
-                ratio,
-            )
-        )
-        if len(self.rows) >= TIMELINE_ROWS:
-            self.rows = self.rows[1::2]
+        self._rows.append(self._last)
+        if len(self._rows) >= TIMELINE_ROWS:
+            self._rows = self._rows[1::2]
             self._every *= 2

@@ -19,7 +19,7 @@ from tests.memory.test_ledger_contract import ints
 def ids(ledger: Ledger) -> list[int]:
     last = ledger.last_ids()
     assert last is not None
-    return last.tolist()
+    return [int(page) for page in last]
 
 
 def test_extend_takes_from_the_front_request_by_request(ledger_with_ids: MakeLedger) -> None:
@@ -120,7 +120,7 @@ def free_list(allocator: PageAllocator) -> list[int]:
     """The free list, by taking all of it; what is left behind is all out."""
     taken = allocator.take(allocator.free_pages)
     assert taken is not None
-    return taken.tolist()
+    return [int(page) for page in taken]
 
 
 @pytest.mark.parametrize(("page_size", "expected"), [(16, [5, 2, 1, 4, 7, 8]), (1, [7, 8, 1, 4, 5, 2])])

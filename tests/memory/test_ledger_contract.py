@@ -121,7 +121,8 @@ def test_decode_of_k_steps_is_k_decodes_of_one_step_ids_included(
     for ledger in (leaping, stepping):
         ledger.extend(owners, ints(*lengths))
     pages = leaping.decode(owners, steps, tokens_per_step)
-    parts, ids = [], []
+    parts: list[int | None] = []
+    ids: list[int] = []
     for _ in range(steps):
         parts.append(stepping.decode(owners, 1, tokens_per_step))
         last = stepping.last_ids()

@@ -14,4 +14,4 @@ from tests.memory.machine import machine, search
 @pytest.mark.parametrize("kind", LEDGERS)
 def test_any_sequence_of_calls_leaves_a_ledger_where_the_naive_model_is(kind: str) -> None:
     skip_where_absent(kind)
-    run_state_machine_as_test(machine(partial(make_ledger, kind)), settings=search(examples=150, steps=25))
+    run_state_machine_as_test(machine(partial(make_ledger, kind)), settings=search(examples=100, steps=25))

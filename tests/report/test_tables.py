@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fastparquet
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from pagestorm.errors import ScenarioError
@@ -36,7 +36,8 @@ def test_every_table_reads_back_as_the_run_has_it(name: str, tmp_path: Path) -> 
     requests = pd.read_parquet(write_requests(ran, tmp_path / "requests.parquet"))
     timeline = pd.read_parquet(write_timeline(ran, tmp_path / "timeline.parquet"))
     assert list(events.itertuples(index=False, name=None)) == ran.raw_events
-    assert requests.equals(ran.requests[list(requests.columns)])
+    as_kept = requests.astype({"outcome": "str", "reason": "str"})
+    assert as_kept.equals(ran.requests[list(requests.columns)])
     assert list(timeline.itertuples(index=False, name=None)) == [tuple(row) for row in ran.timeline_rows]
     assert events.dtypes["time_ns"] == np.int64
     assert timeline.dtypes["new_token_ratio"] == np.float64
@@ -57,7 +58,7 @@ def test_events_streamed_by_a_run_are_the_events_that_it_keeps(tmp_path: Path, m
     path = tmp_path / "events.parquet"
     ran = run(scenario("retracted"), sinks=[ParquetEvents(path)])
     assert list(pd.read_parquet(path).itertuples(index=False, name=None)) == ran.raw_events
-    assert pq.ParquetFile(path).metadata.num_row_groups > 1
+    assert len(fastparquet.ParquetFile(str(path)).row_groups) > 1
 
 
 def test_a_stream_has_no_name_until_it_is_closed_and_leaves_nothing_when_it_is_discarded(tmp_path: Path) -> None:

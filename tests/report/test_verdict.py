@@ -98,6 +98,11 @@ def test_an_interrupted_run_is_no_success() -> None:
     assert "40 of 50 requests finished, 10 were still waiting or running." in told.headline
 
 
+def test_a_run_that_was_stopped_between_two_requests_is_no_success_either() -> None:
+    told = verdict(result("calm").summary, diagnosis("calm"), interrupted=True)
+    assert (told.level, told.word) == (WARNING, "stopped")
+
+
 def test_a_crash_keeps_the_message_that_operators_search_for() -> None:
     assert judge("crashed").engine_says == " ".join(str(result("crashed").summary["error"]).split())
     assert judge("crashed").engine_says.startswith("Decode out of memory. Try to lower your batch size.")

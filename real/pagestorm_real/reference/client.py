@@ -12,9 +12,10 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from pagestorm.errors import PagestormError
 from pagestorm_real.reference import environment, protocol
@@ -25,6 +26,8 @@ __all__ = ["ReferenceBroken", "ReferenceMissing", "ReferenceProcess", "Reference
 STARTUP_S = 120.0
 """Importing an engine takes 5 to 20 s; a cold disk several times that."""
 REQUEST_S = 300.0
+ENDING_S = 1.0
+"""How long to wait for the exit code of a process that has closed its pipe."""
 STDERR_TAIL_BYTES = 4000
 
 
@@ -95,8 +98,9 @@ class ReferenceProcess:
                 cwd=Path(__file__).parent,
             )
         except OSError as error:
+            broken = self._broken(f"cannot be started ({error})")
             self.close()
-            raise self._broken(f"cannot be started ({error})") from error
+            raise broken from error
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -189,7 +193,7 @@ class ReferenceProcess:
             raise ReferenceBroken(f"the {self.engine} reference process is not running: start it first")
         return self._process
 
-    def _fail(self, what: str, kind: type[ReferenceBroken] = ReferenceBroken) -> Any:
+    def _fail(self, what: str, kind: type[ReferenceBroken] = ReferenceBroken) -> NoReturn:
         error = self._broken(what, kind)
         self.close()
         raise error
@@ -201,10 +205,10 @@ class ReferenceProcess:
         """How the process ended, if it did, and the last that it wrote to stderr."""
         process, told = self._process, ""
         if process is not None:
-            with_time = time.monotonic() + 1.0
-            while process.poll() is None and time.monotonic() < with_time and _hung_up(process):
-                time.sleep(0.01)
-            if process.returncode is not None:
+            if _hung_up(process):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(ENDING_S)
+            if process.poll() is not None:
                 told = f" (exit {process.returncode})"
         if self._stderr is None:
             return told
@@ -230,8 +234,6 @@ def _hung_up(process: subprocess.Popen[bytes]) -> bool:
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """The server leads a session of its own, so this reaches all that it started and nothing else."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

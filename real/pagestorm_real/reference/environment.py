@@ -114,6 +114,9 @@ def require(engine: str) -> None:
         raise ReferenceBroken(f"the {engine} reference environment at {where} was never finished; {REMEDY}")
     if stamp.pins != wanted:
         raise ReferenceBroken(f"the {engine} reference environment at {where} has other pins; {REMEDY}")
+    pinned = engine_version(engine)
+    if not any(where.glob(f"lib/python*/site-packages/{engine}-{pinned}.dist-info")):
+        raise ReferenceBroken(f"the {engine} reference environment at {where} lacks {engine} {pinned}; {REMEDY}")
     if stamp.python != _configured_python(where) or not os.access(interpreter(engine), os.X_OK):
         raise ReferenceBroken(f"the {engine} reference environment at {where} lost its Python; {REMEDY}")
 

@@ -17,10 +17,30 @@ from typing import Any
 
 from pagestorm_real.reference import stand_ins
 
-ABSENT = (
-    "IPython anthropic av blobfile compressed_tensors decord2 gguf grpc interegular llguidance modelscope openai "
-    "outlines partial_json_parser scipy sentencepiece smg_grpc_proto soundfile tiktoken torchao torchvision xgrammar"
-).split()
+ABSENT = [
+    "IPython",
+    "anthropic",
+    "av",
+    "blobfile",
+    "compressed_tensors",
+    "decord2",
+    "gguf",
+    "grpc",
+    "interegular",
+    "llguidance",
+    "modelscope",
+    "openai",
+    "outlines",
+    "partial_json_parser",
+    "scipy",
+    "sentencepiece",
+    "smg_grpc_proto",
+    "soundfile",
+    "tiktoken",
+    "torchao",
+    "torchvision",
+    "xgrammar",
+]
 """Packages that the engine imports and that its memory code never calls."""
 SEES_ABSENCE = ("transformers.image_transforms", "transformers.image_utils")
 SRT = "sglang.srt."

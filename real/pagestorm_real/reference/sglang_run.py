@@ -22,12 +22,17 @@ INPUT_MARGIN_TOKENS = 5
 """A prompt must be shorter than max_req_len less this (the engine's `tp_worker.py`)."""
 LONG_AGO = float("inf")
 """A time of the wall clock since which no interval has passed."""
-OURS = (
-    "ingest_requests run_batch process_batch_result update_running_batch _add_request_to_queue send_abort_output "
-    "on_idle"
-).split()
+OURS = [
+    "ingest_requests",
+    "run_batch",
+    "process_batch_result",
+    "update_running_batch",
+    "_add_request_to_queue",
+    "send_abort_output",
+    "on_idle",
+]
 """Methods of the scheduler that lead here; the last five call the engine's own or only take a note."""
-SILENT = "publish_load_snapshot maybe_send_health_check_signal maybe_sleep_on_idle _record_step_counters".split()
+SILENT = ["publish_load_snapshot", "maybe_send_health_check_signal", "maybe_sleep_on_idle", "_record_step_counters"]
 """Methods for other listeners: load, health, sleep, wall-clock metrics."""
 
 
@@ -218,10 +223,17 @@ def _limits(workload: Workload) -> dict[str, Any]:
 def _surroundings() -> dict[str, Any]:
     """Attributes that are the same in each run: nothing runs yet, and there is no one to report to."""
     reporter = SimpleNamespace(num_retracted_reqs=0, enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
-    for name in (
-        "_maybe_log_idle_metrics log_batch_result_stats record_scheduler_active record_scheduler_idle "
-        "report_decode_stats report_prefill_stats snapshot_spec_decode_metrics update_device_timer update_spec_metrics"
-    ).split():
+    for name in [
+        "_maybe_log_idle_metrics",
+        "log_batch_result_stats",
+        "record_scheduler_active",
+        "record_scheduler_idle",
+        "report_decode_stats",
+        "report_prefill_stats",
+        "snapshot_spec_decode_metrics",
+        "update_device_timer",
+        "update_spec_metrics",
+    ]:
         setattr(reporter, name, _nothing)
     return {
         "waiting_queue": [],

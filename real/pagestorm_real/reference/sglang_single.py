@@ -10,11 +10,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from pagestorm_real.reference.serving import BadPayload
 from pagestorm_real.reference.sglang_engine import Engine, Pools, Shape, model
 from pagestorm_real.reference.sglang_recorder import clip as clipped
 from pagestorm_real.reference.sglang_run import build
 from pagestorm_real.reference.sglang_workload import Fields, Workload, prompt_of_length, read, speculation
-from pagestorm_real.reference.serving import BadPayload
 
 ALLOCATORS = ("token", "paged", "swa")
 
@@ -59,7 +59,7 @@ def allocator(engine: Engine, payload: dict[str, Any]) -> dict[str, Any]:
 def _operate(engine: Engine, kv: Any, operation: list[Any]) -> dict[str, Any]:
     name, *values = operation
     tensors = [engine.torch.tensor(v, dtype=engine.torch.int64) if isinstance(v, list) else v for v in values]
-    frees = {
+    frees: dict[str, Callable[..., None]] = {
         "free": lambda slots: kv.free(slots),
         "free_segment": lambda slots, start: kv.free_segment(slots, start_pos=start),
         "free_full": lambda slots: kv.free_full(slots),
@@ -248,4 +248,3 @@ def spec_sizing(engine: Engine, payload: dict[str, Any]) -> dict[str, Any]:
             "next": following,
             "needed": needed,
         }
-

@@ -9,19 +9,16 @@ Runs inside the reference environment. The workload and the answer are described
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pagestorm_real.reference.entered import functions_entered
 from pagestorm_real.reference.serving import BadPayload
 from pagestorm_real.reference.step_clock import Arrivals, PassTimes
 from pagestorm_real.reference.vllm_engine import PLAIN_TOKEN, STOP_TOKEN, Engine, Flags, own_token, prompt
 
 MAX_STEPS = 200_000
 MAX_PREEMPTIONS = 1_000_000
-CORE = "vllm.v1."
 SCHEDULER_FLAGS = {
     "max_num_seqs": "max_num_seqs",
     "watermark": "watermark",
@@ -153,7 +150,14 @@ class Recorder:
 
     # --- a round ---------------------------------------------------------------------------------------------
 
-    def round(self) -> str:
+    def rounds(self) -> str:
+        """All of them; returns the outcome."""
+        outcome = ""
+        while not outcome:
+            outcome = self._round()
+        return outcome
+
+    def _round(self) -> str:
         """Let in who has arrived and run the engine's step; returns an outcome when the run is over, else nothing."""
         scheduler = self.core.scheduler
         if self.steps >= self.workload.max_steps or self.counts["preemptions"] > self.workload.max_preemptions:
@@ -280,25 +284,6 @@ def scheduler_class(engine: Engine) -> Any:
     return type("Scheduler", (base,), {"_preempt_request": preempt, "_free_request": free})
 
 
-@contextmanager
-def entered(into: set[str], on: bool) -> Iterator[None]:
-    """Collect the names of the engine's functions that are called inside the block."""
-    if not on:
-        yield
-        return
-
-    def called(frame: Any, event: str, _: object) -> None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if event == "call" and module.startswith(CORE):
-            into.add(f"{module}.{frame.f_code.co_qualname}")
-
-    sys.setprofile(called)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-
-
 # --- the operation -------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +297,8 @@ def run(engine: Engine, kind: Any, payload: dict[str, Any]) -> dict[str, Any]:
     `requests`: [{`input` with `prefix` [[group, tokens], ...], or `prompt` tokens; `out` tokens after which the model
     stops, `max_new` tokens asked for (out), `ignore_eos, priority, arrive`}]; `concurrency` (None: arrivals by time);
     `clock` {base, per_request, per_context, per_prefill} (None: a pass takes 1); `max_steps, max_preemptions`;
-    `report`: names of `REPORTS`.
+    `report`: any of `starts` (of each pass), `free_blocks` (after each was planned), `queue` (ids of the free blocks at
+    the end, in their order), `entered` (the engine's functions that the run entered).
 
     A pass takes base + per_request x requests + per_context x tokens computed after it, over all its requests +
     per_prefill x tokens computed for requests that have not sampled since they were admitted.
@@ -324,16 +310,16 @@ def run(engine: Engine, kind: Any, payload: dict[str, Any]) -> dict[str, Any]:
     """
     workload = Workload(payload)
     recorder = Recorder(engine, workload)
-    names: set[str] = set()
-    outcome = ""
     try:
         recorder.core = engine.build(kind, workload.flags, recorder.execute)
     except (ValueError, AssertionError) as error:
         raise BadPayload(f"the engine refuses these flags: {error}") from error
     recorder.core.scheduler.recorder = recorder
-    with entered(names, "entered" in workload.report):
-        while not outcome:
-            outcome = recorder.round()
+    names: list[str] = []
+    if "entered" in workload.report:
+        outcome, names = functions_entered(recorder.rounds, ("vllm",))
+    else:
+        outcome = recorder.rounds()
     pool = recorder.core.scheduler.kv_cache_manager.block_pool
     answer = {
         "outcome": outcome,
@@ -344,7 +330,7 @@ def run(engine: Engine, kind: Any, payload: dict[str, Any]) -> dict[str, Any]:
         "free": pool.get_num_free_blocks(),
         "least_free": recorder.least_free,
     }
-    told: dict[str, Any] = {"starts": recorder.starts, "free_blocks": recorder.free, "entered": sorted(names)}
+    told: dict[str, Any] = {"starts": recorder.starts, "free_blocks": recorder.free, "entered": names}
     if "queue" in workload.report:
         told["queue"] = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
     return answer | {name: told[name] for name in sorted(workload.report)}

@@ -269,6 +269,8 @@ class SglangEngine(Machine):
             self.waiting.popleft()
         self.chunked = admission.chunked
         tokens = [n for _, n in chosen]
+        if self.timeline is not None:
+            self._mark(start_fs)
         taken = self.ledger.extend(
             np.array([r.row for r, _ in chosen], dtype=np.int64), np.array(tokens, dtype=np.int64)
         )
@@ -291,6 +293,8 @@ class SglangEngine(Machine):
         )
         self.counts.prefill_batches += 1
         self._launched(1, start_fs, end_fs)
+        if self.timeline is not None:
+            self._mark(end_fs)
         self._unmerged = launched
         self._hand_over(launched, launched.end_fs)
 
@@ -411,6 +415,9 @@ class SglangEngine(Machine):
         end_fs = start_fs + run_fs(batch, context, steps)
         last_fs = start_fs if steps == 1 else start_fs + run_fs(batch, context, steps - 1)
         running.launched += steps
+        if self.timeline is not None:
+            # Before any result gives memory back: this is where the pool is fullest.
+            self._mark(end_fs)
         self.counts.decode_steps += steps
         self.counts.leaps += 1
         if self.log.wants_leaps:
@@ -427,8 +434,6 @@ class SglangEngine(Machine):
             running.known += decoded
             self._gained(decoded * batch)
         self._hand_over(Pass(self.step - 1, last_fs, end_fs, running.requests), end_fs)
-        if self.timeline is not None:
-            self._mark(self.now_fs)
         return True
 
     # --- retraction ------------------------------------------------------------------------------------------

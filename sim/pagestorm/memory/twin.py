@@ -39,6 +39,7 @@ class _Call(NamedTuple):
 class TwinPool:
     """A ledger that is several ledgers. After every call: same verdict, same pages, same free count, same ids.
 
+    Page tables are compared one owner a call, in turn, and all of them in `audit`.
     The ledgers must have the same page size and number of pages. `calls` keeps the last `keep_calls` calls with their
     arguments (`calls[0]["number"]` is 0 while nothing fell off) and `compared` counts all of them. A difference raises
     `Divergence`; the ledgers are then no longer in lockstep and the twin refuses further calls with the same error.
@@ -115,7 +116,7 @@ class TwinPool:
         self._ask(call, lambda ledger: ledger.audit())
         for owner in sorted(self._touched):
             self._compare(call, [ledger.length(owner) for ledger in self.ledgers], f"length of owner {owner}")
-            self._compare(call, [_listed(ledger.page_table(owner)) for ledger in self.ledgers], f"pages of {owner}")
+            self._compare_pages(call, owner)
 
     def verify(self, owners: Ints) -> None:
         self._ask(_Call(self.compared, "verify", {"owners": owners}), lambda ledger: ledger.verify(owners))
@@ -123,10 +124,12 @@ class TwinPool:
     def _grow(self, method: str, arguments: Arguments, answer: Callable[[Ledger], int | None]) -> int | None:
         call = self._log(method, arguments)
         pages = self._ask(call, answer)
-        if pages is not None:
+        owners = arguments["owners"]
+        if pages is not None and isinstance(owners, np.ndarray) and len(owners):
             self._compare_ids(call)
-            owners = arguments["owners"]
-            self._touched.update(owners.tolist() if isinstance(owners, np.ndarray) else ())
+            self._touched.update(owners.tolist())
+            # Right pages in the wrong rows: one row a call is cheap, and each has its turn. The audit looks at all.
+            self._compare_pages(call, int(owners[call.number % len(owners)]))
         return pages
 
     def _log(self, method: str, arguments: Arguments) -> _Call:
@@ -166,6 +169,10 @@ class TwinPool:
         self._touched.update(owners)
         for owner in owners:
             self._compare(call, [ledger.length(owner) for ledger in self.ledgers], f"length of owner {owner}")
+
+    def _compare_pages(self, call: _Call, owner: int) -> None:
+        tables = [_listed(ledger.page_table(owner)) for ledger in self.ledgers]
+        self._compare(call, tables, f"pages of owner {owner}")
 
     def _compare(self, call: _Call, answers: Sequence[object], what: str) -> None:
         known = [answer for answer in answers if answer is not NO_IDS]

@@ -38,7 +38,9 @@ CAPTIONS = {
     "lengths": "How many requests had a prompt, and how many finished ones an output, of what length.",
     "latency": "Share of finished requests that had their first token, and their whole answer, within a time.",
 }
-LAW = "law"
+LAW, HELD = "law", "most held (pages)"
+_CLASSES = {LAW: " class=words", HELD: " class=left"}
+"""Columns that are not numbers."""
 LINES_SHOWN = 150
 """A longer scenario, with thousands of explicit requests perhaps, is folded away."""
 FLAG = re.compile(r"--[a-z][a-z-]+(?: engine\.[a-z_=0-9.]*[a-z0-9])?")
@@ -58,7 +60,7 @@ def report_html(
     from pagestorm.scenario import to_yaml
 
     found = diagnosis or diagnose(result.raw_events, result.summary, result.scenario)
-    told = verdict(result.summary, found)
+    told = verdict(result.summary, found, interrupted=result.interrupted)
     name, about = result.scenario.name, result.scenario.about
     parts = [
         _banner(name, about, told, result.interrupted),
@@ -177,17 +179,12 @@ def _incidents(diagnosis: Diagnosis, kind: str, title: str) -> str:
 
 def _table(incidents: Sequence[Incident], kind: str) -> str:
     columns = _COLUMNS[kind]
-    head = "".join(f"<th scope=col{' class=words' if title == LAW else ''}>{_text(title)}</th>" for title, _ in columns)
+    head = "".join(f"<th scope=col{_CLASSES.get(title, '')}>{_text(title)}</th>" for title, _ in columns)
     rows = "".join(
-        f"<tr>{''.join(f'<td{_align(value(each))}>{_text(value(each))}</td>' for _, value in columns)}</tr>"
+        f"<tr>{''.join(f'<td{_CLASSES.get(title, str())}>{_text(value(each))}</td>' for title, value in columns)}</tr>"
         for each in incidents
     )
     return f"<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-
-
-def _align(value: str) -> str:
-    """Numbers to the right, words to the left."""
-    return "" if value[:1].isdigit() or value == "-" else " class=words"
 
 
 def _held(incident: Incident) -> str:
@@ -217,7 +214,7 @@ _BATCH = (
     ("rounding (tokens)", lambda i: f"{i.pressure.rounding_tokens:,}"),
     ("batch", lambda i: f"{i.pressure.batch:,}"),
     ("ratio", lambda i: "-" if i.pressure.ratio is None else f"{i.pressure.ratio:.3f}"),
-    ("most held (pages)", _held),
+    (HELD, _held),
 )
 _COLUMNS: dict[str, tuple[tuple[str, Any], ...]] = {
     RETRACTION: (
@@ -237,8 +234,7 @@ _COLUMNS: dict[str, tuple[tuple[str, Any], ...]] = {
 
 def _summary(summary: Mapping[str, Any]) -> str:
     rows = "".join(
-        f"<tr><th scope=row>{_text(key)}</th><td class=words>{_text(_value(value))}</td></tr>"
-        for key, value in summary.items()
+        f"<tr><th scope=row>{_text(key)}</th><td>{_text(_value(value))}</td></tr>" for key, value in summary.items()
     )
     return (
         "<section><h2>Summary</h2><details open><summary>Every key of summary.json</summary>"

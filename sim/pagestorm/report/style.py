@@ -31,19 +31,19 @@ figcaption{color:var(--muted);font-size:.9rem;margin-top:.3rem}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:.35rem}
 table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;overflow-wrap:normal}
 th,td{padding:.3rem .65rem;text-align:right;vertical-align:top;border-bottom:1px solid var(--line)}
-td{white-space:nowrap}td.words{white-space:normal}
+td{white-space:nowrap}
+td.words{white-space:normal;min-width:19rem}
+.words,.left,tbody th{text-align:left}
 thead th{color:var(--muted);font-weight:600;vertical-align:bottom}
+tbody th{font-weight:400}
 tbody tr:last-child>*{border-bottom:0}
-td.words,tbody th{text-align:left;font-weight:400;min-width:9rem}
-td.words:nth-child(3){min-width:19rem}
 .keys{width:100%}
-.keys td{overflow-wrap:anywhere;min-width:12rem}
+.keys td{white-space:normal;overflow-wrap:anywhere;min-width:7rem;text-align:left}
 pre{margin:.4rem 0;padding:.7rem .9rem;background:var(--soft);border:1px solid var(--line);border-radius:.35rem;
 overflow-x:auto;font:.85rem/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
 white-space:pre-wrap;overflow-wrap:anywhere}
 code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;background:var(--soft)}
 li code{white-space:nowrap}
-thead th.words{text-align:left}
 summary{cursor:pointer;padding:.3rem 0}
 details[open]>summary{margin-bottom:.4rem}
 footer{margin-top:3rem;color:var(--muted);font-size:.85rem}

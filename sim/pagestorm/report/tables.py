@@ -5,7 +5,6 @@ Each appears whole or not at all, and what the operating system refuses is a `Sc
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
@@ -19,8 +18,6 @@ from pagestorm.report.output import writing
 from pagestorm.wholefile import write_whole
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from pagestorm.runs import Result
 
 ROW_GROUP_EVENTS = 65_536
@@ -49,12 +46,12 @@ def write_events(events: Sequence[RawEvent], path: Path) -> Path:
 
 def write_requests(result: Result, path: Path) -> Path:
     """One row a request that arrived (`pagestorm.record.RequestRow`)."""
-    return _write_table(_table(result.request_table.columns()), path)
+    return _write_table(result.request_table.columns(), path)
 
 
 def write_timeline(result: Result, path: Path) -> Path:
     """The pool over time (`pagestorm.record.TimelineRow`)."""
-    return _write_table(_table(_columns(result.timeline_rows, TimelineRow._fields)), path)
+    return _write_table(_columns(result.timeline_rows, TimelineRow._fields), path)
 
 
 class ParquetEvents:
@@ -65,15 +62,13 @@ class ParquetEvents:
     """
 
     def __init__(self, path: Path) -> None:
-        import pyarrow.parquet as pq
-
         self._path = path
         self._pending: list[RawEvent] = []
+        self._begun = False
         with writing(path):
             handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            os.close(handle)
         self._temporary = Path(name)
-        self._file = os.fdopen(handle, "wb")
-        self._writer: Any = pq.ParquetWriter(self._file, _schema(Event._fields), compression="zstd")
 
     def write(self, events: Sequence[RawEvent]) -> None:
         """Take a chunk of the record."""
@@ -86,14 +81,12 @@ class ParquetEvents:
 
     def close(self) -> None:
         """Write what is pending and give the file its name."""
-        if self._pending:
+        if self._pending or not self._begun:
             self._write_group(self._pending)
         try:
             with writing(self._path):
-                self._writer.close()
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
+                with self._temporary.open("rb") as written:
+                    os.fsync(written.fileno())
                 mask = os.umask(0)
                 os.umask(mask)
                 self._temporary.chmod(0o666 & ~mask)
@@ -105,19 +98,16 @@ class ParquetEvents:
     def discard(self) -> None:
         """Forget the file."""
         self._pending = []
-        # Its destructor would write the footer, into a file that is gone or onto a disk that is full.
-        self._writer.is_open = False
-        with contextlib.suppress(OSError):
-            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
     def _write_group(self, events: list[RawEvent]) -> None:
         try:
             with writing(self._path):
-                self._writer.write_table(_table(_columns(events, Event._fields)))
+                _write_frame(_columns(events, Event._fields), self._temporary, append=self._begun)
         except BaseException:
             self.discard()
             raise
+        self._begun = True
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, Any]:
@@ -125,30 +115,28 @@ def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str,
     return dict(zip(names, columns, strict=True))
 
 
-def _schema(names: Sequence[str]) -> pa.Schema:
-    import pyarrow as pa
+def _write_frame(columns: Mapping[str, Any], path: Path, *, append: bool = False) -> None:
+    """One row group. Text is UTF-8; everything else whole numbers or floats of 64 bits, without nulls."""
+    import fastparquet
+    import pandas as pd
 
-    def kind(name: str) -> pa.DataType:
+    def kind(name: str) -> str:
         if name in TEXT_COLUMNS:
-            return pa.string()
-        return pa.float64() if name in FLOAT_COLUMNS else pa.int64()
+            return "object"
+        return "float64" if name in FLOAT_COLUMNS else "int64"
 
-    return pa.schema([(name, kind(name)) for name in names])
+    frame = pd.DataFrame({name: pd.Series(list(values), dtype=kind(name)) for name, values in columns.items()})
+    fastparquet.write(
+        str(path),
+        frame,
+        compression="ZSTD",
+        write_index=False,
+        has_nulls=False,
+        object_encoding={name: "utf8" for name in columns if name in TEXT_COLUMNS},
+        append=append,
+    )
 
 
-def _table(columns: Mapping[str, Any]) -> pa.Table:
-    import pyarrow as pa
-
-    schema = _schema(list(columns))
-    return pa.table([pa.array(columns[field.name], type=field.type) for field in schema], schema=schema)
-
-
-def _write_table(table: pa.Table, path: Path) -> Path:
-    import pyarrow.parquet as pq
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
-
+def _write_table(columns: Mapping[str, Any], path: Path) -> Path:
     with writing(path):
-        return write_whole(path, write)
+        return write_whole(path, lambda temporary: _write_frame(columns, temporary))

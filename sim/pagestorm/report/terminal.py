@@ -26,11 +26,17 @@ COLOURS = {GOOD: "32", WARNING: "33", BAD: "31"}
 
 
 def verdict_text(
-    result_summary: Mapping[str, Any], diagnosis: Diagnosis, width: int, colour: bool, *, unicode: bool = True
+    result_summary: Mapping[str, Any],
+    diagnosis: Diagnosis,
+    width: int,
+    colour: bool,
+    *,
+    unicode: bool = True,
+    interrupted: bool = False,
 ) -> str:
     """Outcome, the law that decided, what it cost, what to try next, and ten figures; lines of at most `width`
     columns, with ANSI colours if `colour`, in plain ASCII unless `unicode`."""
-    told = verdict(result_summary, diagnosis)
+    told = verdict(result_summary, diagnosis, interrupted=interrupted)
     columns = max(NARROWEST, min(width, WIDEST))
     lines = _headline(result_summary, told, columns, colour, unicode)
     if told.law:
@@ -72,7 +78,8 @@ def say(
     found = diagnosis or diagnose(result.raw_events, result.summary, result.scenario)
     width = shutil.get_terminal_size((80, 24)).columns
     unicode = speaks_unicode(to)
-    to.write(verdict_text(result.summary, found, width, wants_colour(to), unicode=unicode))
+    text = verdict_text(result.summary, found, width, wants_colour(to), unicode=unicode, interrupted=result.interrupted)
+    to.write(text)
     place = str(out / "report.html") if out is not None else ""
     hint = f"report: {printable(place)}" if place else "for tables, pictures and a report add: --out DIR"
     to.write(f"\n{hint if unicode else hint.encode('ascii', 'replace').decode()}\n")

@@ -45,11 +45,11 @@ class Verdict:
     """The message with which the engine died, word for word and in one line, for those who search their logs for it."""
 
 
-def verdict(summary: Mapping[str, Any], diagnosis: Diagnosis) -> Verdict:
-    """Of a run, from its summary and the diagnosis of its record."""
+def verdict(summary: Mapping[str, Any], diagnosis: Diagnosis, *, interrupted: bool = False) -> Verdict:
+    """Of a run, from its summary and the diagnosis of its record; `interrupted` when it was stopped before its end."""
     outcome = summary["outcome"]
     if outcome == "completed":
-        level, word, headline = _completed(summary, diagnosis)
+        level, word, headline = _completed(summary, diagnosis, interrupted)
     else:
         level = BAD
         word = outcome
@@ -74,13 +74,14 @@ def verdict(summary: Mapping[str, Any], diagnosis: Diagnosis) -> Verdict:
 # --- the headline ----------------------------------------------------------------------------------------------
 
 
-def _completed(summary: Mapping[str, Any], diagnosis: Diagnosis) -> tuple[str, str, str]:
+def _completed(summary: Mapping[str, Any], diagnosis: Diagnosis, interrupted: bool) -> tuple[str, str, str]:
     aborted, rejected, retractions = summary["aborted"], summary["rejected"], summary["retractions"]
     ending = _ending(summary)
     if aborted:
         return BAD, "aborted", f"{plural(aborted, 'request')} lost: the server gave up on {_them(aborted)}. {ending}"
-    if summary["unserved"]:
-        return WARNING, "stopped", f"The run was stopped {duration(summary['simulated_s'])} in. {ending}"
+    if interrupted or summary["unserved"]:
+        so_far = f" {plural(retractions, 'retraction')} so far." if retractions else ""
+        return WARNING, "stopped", f"The run was stopped {duration(summary['simulated_s'])} in. {ending}{so_far}"
     if rejected:
         short = f" Memory also ran short: {plural(retractions, 'retraction')}." if retractions else ""
         return WARNING, "rejected", f"{_refused(summary)}{short}"

@@ -1,0 +1,7 @@
+"""These tests need torch."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'pagestorm[torch]'")
