@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -191,7 +192,7 @@ def operations(batch: int, payload: Payload, sharing: bool) -> dict[str, tuple[i
         for owner, other in zip(owners, others, strict=True):
             ledger.alias(int(owner), int(other), 0, 8)
     tokens = 5 + np.arange(batch) % 7
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "extend": lambda: ledger.extend(owners, tokens),
         "decode one": lambda: ledger.decode(owners, 1),
         "decode many": lambda: ledger.decode(owners, 9),
@@ -225,11 +226,12 @@ def test_an_owner_that_outgrows_its_row_is_told_so_and_nothing_is_taken() -> Non
     ledger = TorchLedger(12, 4, 4, 10)
     ledger.extend(ints(0, 1), ints(9, 4))
     before = ledger.free_pages()
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: ledger.decode(ints(1, 0), 2),
         lambda: ledger.extend(ints(1), ints(7)),
         lambda: ledger.alias(1, 0, 0, 8),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(ValueError, match="has room for 10"):
             call()
     assert (ledger.free_pages(), ledger.length(0), ledger.length(1)) == (before, 9, 4)
