@@ -1,6 +1,6 @@
 """`make gpu`: the checks that need an NVIDIA GPU, in at most five minutes and without a network.
 
-    python -m pagestorm_real.gpu            JSON on stdout, one verdict for each check; exit 1 when one failed
+    python -m pagestorm_real.gpu      JSON on stdout, a verdict for each check; exit 1 when one failed
 
 A check is `passed`, `failed` or `skipped` (with the reason). Without CUDA all of them are skipped, and the exit code is 0.
 """

@@ -63,3 +63,11 @@ class Divergence(PagestormError):
 
 class InvariantBroken(PagestormError):
     """A check over the event record failed (`pagestorm.checks`)."""
+
+
+class ReferenceUnavailable(PagestormError):
+    """The real engine to compare with is not there (`missing`), or its environment or process is broken."""
+
+    def __init__(self, message: str, *, missing: bool) -> None:
+        super().__init__(message)
+        self.missing = missing

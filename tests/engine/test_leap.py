@@ -63,3 +63,16 @@ def test_two_ends_of_one_step_come_in_batch_order_with_overlap() -> None:
     driven = drive(Drive([Ask(10, 20, 99), Ask(10, 20, 20)], overlap=True))
     assert [e[2] for e in driven.kinds("finish")] == [0, 1]
     assert [e[0] for e in driven.kinds("finish")] == [19, 19]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_those_who_wait_are_served_after_the_last_one_was_aborted(overlap: bool) -> None:
+    lone = Drive(
+        [Ask(10, 9000, 9000), Ask(4, 400, 400, at_fs=3 * 10**16)],
+        pages=288,
+        max_running=1,
+        overlap=overlap,
+        clips_output=False,
+    )
+    driven = assert_same(lone)
+    assert [k[1:3] for k in driven.kinds("abort", "finish")] == [("abort", 0), ("finish", 1)]

@@ -128,6 +128,8 @@ class SglangEngine(Machine):
         self._pool_pages = ledger.total_pages()
         self._free = ledger.free_pages()
         self._fruitless = 0
+        self._quiet = False
+        """The round before this one launched nothing either."""
         self._stored: dict[int, int] = {}
         self._note_ratio()
 
@@ -229,6 +231,10 @@ class SglangEngine(Machine):
             self._flight = None
             self._process(flight)
             self.now_fs = flight.end_fs
+            return
+        if self.waiting and not self._quiet:
+            # The round itself may have made room (an abort): the engine plans again at once.
+            self._quiet = True
             return
         self.blocked = True
         if not self.waiting and not self.running.requests and self.chunked is None:
@@ -610,6 +616,7 @@ class SglangEngine(Machine):
 
     def _launched(self, steps: int, start_fs: int, end_fs: int) -> None:
         used = self.rows_used
+        self._quiet = False
         self.step += steps
         self.counts.peak_running = max(self.counts.peak_running, used)
         self.counts.running_fs += used * (end_fs - start_fs)
