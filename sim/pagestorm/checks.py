@@ -7,14 +7,15 @@ livelocks are results of the simulated engine; it finds them itself (`engine.ite
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from pagestorm.engine.machine import Machine
 from pagestorm.errors import InvariantBroken
 from pagestorm.events import RawEvent
-from pagestorm.memory.ledger import Ledger
 
 _TAKES = {"prefill", "leap"}
-_GIVES = {"finish", "retract", "abort"}
+_GIVES = {"finish", "retract", "preempt", "abort"}
+_PLANNED = {"admit", "prefill", "preempt"}
+"""Events of one planned pass: all of them show the state after it was planned."""
 _TERMINAL = {"finish", "abort", "reject"}
 
 
@@ -47,7 +48,7 @@ class Conservation:
     def _group(self, events: Sequence[RawEvent], i: int) -> int:
         """Events of one batch are told after all of it was done, so the count is compared behind the last of them."""
         kind, step = events[i][3], events[i][2]
-        grouped = kind in ("finish", "prefill", "admit")
+        grouped = kind == "finish" or kind in _PLANNED
         end = i + 1
         while grouped and end < len(events) and self._same(events[end], kind, step):
             end += 1
@@ -64,7 +65,7 @@ class Conservation:
     def _same(event: RawEvent, kind: str, step: int) -> bool:
         if event[2] != step:
             return False
-        return event[3] == kind if kind == "finish" else event[3] in ("admit", "prefill")
+        return event[3] == kind if kind == "finish" else event[3] in (*_PLANNED, "leap")
 
     def _one(self, event: RawEvent) -> None:
         _, seq, step, kind, request, tokens, pages = event[:7]
@@ -97,14 +98,9 @@ class Conservation:
         self._state[request] = "ended" if kind in _TERMINAL else kind
 
 
-class _Drains(Protocol):
-    @property
-    def idle(self) -> bool: ...
-
-
-def check_drained(engine: _Drains, ledger: Ledger) -> None:
+def check_drained(engine: Machine) -> None:
     """No leak at drain: with nothing left to serve every page is free again, and the pool's own books agree."""
-    ledger.audit()
-    free, total = ledger.free_pages(), ledger.total_pages()
+    engine.audit()
+    free, total = engine.free_pages, engine.total_pages
     if engine.idle and free != total:
         raise InvariantBroken(f"leak at drain: {total - free} of {total} pages are held by nobody")

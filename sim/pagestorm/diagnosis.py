@@ -17,7 +17,7 @@ from pagestorm.engine.sglang import ABORT_LAST, INPUT_MARGIN_TOKENS, QUEUE_FULL,
 from pagestorm.events import RawEvent
 
 if TYPE_CHECKING:
-    from pagestorm.scenario.schema import Scenario
+    from pagestorm.scenario.schema import Scenario, SglangFlags
 
 KEPT_FIRST = 50
 """Incidents of a kind that are kept in the order in which they came; the rest is counted."""
@@ -39,6 +39,8 @@ INCIDENT_KINDS = (RETRACTION, DECODE_OOM, PREFILL_OOM, ABORT, REJECTION, STALL)
 PROMPT_LIMIT = "prompt limit"
 QUEUE_LIMIT = "queue limit"
 LAST_REQUEST = "last request"
+BLOCKS = "blocks"
+"""What guards a pass of vLLM: the blocks that its running requests need must be there."""
 LATE_CHECK = "page check, a step late: it looked for the pages of the step before"
 
 
@@ -72,7 +74,7 @@ class Pressure:
         """From the `detail` object of an event."""
         return cls(
             phase=detail["phase"],
-            check=detail["check"],
+            check=detail.get("check", BLOCKS),
             asked_tokens=detail["asked_tokens"],
             asked_pages=detail["asked_pages"],
             free_pages=detail["free_pages"],
@@ -81,7 +83,7 @@ class Pressure:
             uncached_pages=detail["uncached_pages"],
             rounding_tokens=detail["rounding_tokens"],
             batch=detail["batch"],
-            ratio=detail["ratio"],
+            ratio=detail.get("ratio"),
             held=tuple((request, pages) for request, pages in detail["held"]),
         )
 
@@ -158,6 +160,7 @@ class Diagnosis:
             "finish": self._finish,
             "reject": self._reject,
             "retract": self._retract,
+            "preempt": self._retract,
             "abort": self._abort,
             "decode_oom": self._out_of_memory,
             "prefill_oom": self._out_of_memory,
@@ -167,15 +170,21 @@ class Diagnosis:
     def of(cls, scenario: Scenario) -> Diagnosis:
         """For a run of a resolved scenario."""
         engine = scenario.engine
-        return cls(engine.page_size, engine.max_total_tokens // engine.page_size, scenario)
+        return cls(engine.page_size, engine.pool_pages, scenario)
 
     @property
     def late_check(self) -> bool:
         """Whether the decode check took lengths one token short, a fault that is emulated."""
-        if self.scenario is None:
-            return False
-        engine = self.scenario.engine
-        return "kv_length_off_by_one" in engine.emulate and not engine.disable_overlap_schedule
+        flags = self.sglang
+        return flags is not None and "kv_length_off_by_one" in flags.emulate and not flags.disable_overlap_schedule
+
+    @property
+    def sglang(self) -> SglangFlags | None:
+        """The flags of an SGLang server; None for another engine or where the scenario is not known."""
+        from pagestorm.scenario.schema import SglangFlags
+
+        engine = self.scenario.engine if self.scenario is not None else None
+        return engine if isinstance(engine, SglangFlags) else None
 
     # --- the record --------------------------------------------------------------------------------------------
 
@@ -302,6 +311,9 @@ class Diagnosis:
 
     def _retraction_law(self, pressure: Pressure) -> str:
         """Why the guard of a decode step said no."""
+        if pressure.check == BLOCKS:
+            n = pressure.asked_pages
+            return f"block pool: running requests need {n:,} more block{_s(n)} in this pass, {_free(pressure)}"
         if pressure.check == "tokens":
             free = (pressure.free_pages + pressure.evictable_pages) * self.page_size
             return f"token check: {pressure.asked_tokens:,} tokens asked, {free:,} tokens are free"
@@ -335,8 +347,7 @@ class Diagnosis:
         return law
 
     def _queue_law(self, event: RawEvent) -> str:
-        engine = self.scenario.engine if self.scenario else None
-        limit = engine.max_queued_requests if engine else None
+        limit = self.sglang.max_queued_requests if self.sglang else None
         allowed = f"max_queued_requests allows {limit:,}" if limit is not None else "max_queued_requests allows no more"
         return f"{QUEUE_LIMIT}: request {event[4]} found {event[10]:,} requests waiting, and {allowed}"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings, target
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
 
 from pagestorm.corners import CORNERS, Seen
 from pagestorm.errors import PagestormError
@@ -21,9 +21,9 @@ from pagestorm.strategies import Mapped, scenario, scenarios
 
 BINS = (0, 1, 2, 4, 8, 16, 64)
 """Lower ends of the bins of a histogram of counts."""
-ROUND_EXAMPLES = 200
+ROUND_EXAMPLES = 100
 """Steering spends the second half of a round around what it found in the first: many short rounds see more corners."""
-ROUNDS = 1 << 20
+MOST_ROUNDS = 1 << 20
 ENOUGH_SHORTAGES = 8
 COUNTED = {"retractions": "retractions", "preemptions": "preemptions", "evicted tokens": "evicted_tokens"}
 """Histogram -> key of the summary; one that does not apply is left out."""
@@ -102,10 +102,11 @@ def hunt(
     """
     trail = _Trail(Catch(against), referee, progress)
     try:
-        while trail.catch.examples < examples and trail.last is None:
+        for number in range(MOST_ROUNDS):
             left = examples - trail.catch.examples
-            _round(trail, min(left, ROUND_EXAMPLES), start * ROUNDS + trail.rounds, engine)
-            trail.rounds += 1
+            if not left or trail.last is not None:
+                break
+            _round(trail, min(left, ROUND_EXAMPLES), start * MOST_ROUNDS + number, engine)
     except _Stop as stop:
         raise stop.error from None
     except KeyboardInterrupt:
@@ -139,44 +140,51 @@ def _round(trail: _Trail, examples: int, start: int, engine: str) -> None:
         probe()
 
 
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What came of one scenario."""
+
+    found: Found | None
+    peak_use: float = 0.0
+    shortages: int = 0
+
+
 class _Trail:
-    """The scenarios tried so far, each run once."""
+    """The scenarios tried so far. Each is run once and counted once, however often it is drawn."""
 
     def __init__(self, catch: Catch, referee: Referee, progress: Callable[[int], None] | None) -> None:
         self.catch = catch
         self.last: Found | None = None
         """The finding that was tried last."""
-        self.rounds = 0
         self._referee = referee
         self._progress = progress
-        self._tried: dict[int, Found | None] = {}
+        self._verdicts: dict[int, _Verdict] = {}
 
     def follow(self, data: Mapped) -> bool:
         """Whether the two sides agree on a drawn scenario."""
         key = hash(repr(data))
-        if key not in self._tried:
-            self._tried[key] = self._compare(scenario(data))
-        elif self._tried[key] is None and self.last is None:
-            # It shall not count as an example a second time; Hypothesis draws another one instead.
-            reject()
-        found = self._tried[key]
-        self.last = found or self.last
-        return found is None
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = self._compare(scenario(data))
+        if verdict.found is not None:
+            self.last = verdict.found
+            return False
+        target(verdict.peak_use, label="peak use")
+        target(float(min(verdict.shortages, ENOUGH_SHORTAGES)), label="shortages")
+        return True
 
-    def _compare(self, drawn: Scenario) -> Found | None:
+    def _compare(self, drawn: Scenario) -> _Verdict:
         try:
             seen = Seen(self._referee(drawn))
         except FAULTS as error:
-            return Found(drawn, error)
+            return _Verdict(Found(drawn, error))
         except PagestormError as error:
             raise _Stop(error) from error
         if self.last is None:
             self.catch.add(seen)
-            target(seen.peak_use, label="peak use")
-            target(float(min(seen.shortages, ENOUGH_SHORTAGES)), label="shortages")
             if self._progress is not None:
                 self._progress(self.catch.examples)
-        return None
+        return _Verdict(None, seen.peak_use, seen.shortages)
 
 
 def _tenth(share: float) -> str:
@@ -185,7 +193,7 @@ def _tenth(share: float) -> str:
 
 
 def _bin(count: int) -> str:
-    """The bin of a small count: 0, 1, 2-3, 4-7, ... """
+    """The bin of a small count: 0, 1, 2-3, 4-7, ..."""
     low = max(bound for bound in BINS if bound <= count)
     high = next((bound - 1 for bound in BINS if bound > low), None)
     return f"{low}+" if high is None else str(low) if high == low else f"{low}-{high}"

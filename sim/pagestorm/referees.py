@@ -131,4 +131,3 @@ def _unavailable(client: Any) -> Iterator[None]:
         raise ReferenceUnavailable(str(error), missing=True) from error
     except (client.ReferenceBroken, client.ReferenceRefused) as error:
         raise ReferenceUnavailable(str(error), missing=False) from error
-

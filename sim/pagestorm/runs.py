@@ -12,15 +12,13 @@ import numpy as np
 
 from pagestorm import workload as workloads
 from pagestorm.checks import Conservation, check_drained
-from pagestorm.engine.iteration import EngineLimits, SglangEngine
+from pagestorm.engine.machine import Machine
 from pagestorm.engine.request import Request
-from pagestorm.engine.sglang import Capacity
 from pagestorm.events import FS_PER_S, Event, EventLog, KeepEvents, RawEvent, Sink
-from pagestorm.memory.ledger import Ledger
-from pagestorm.memory.pools import PoolSpec, open_ledger
-from pagestorm.memory.twin import TwinPool
 from pagestorm.record import Latencies, RequestTable, TimelineRow, TimelineRows
 from pagestorm.scenario import Scenario, resolve
+from pagestorm.scenario.schema import kind_of
+from pagestorm.servers import open_engine, own_figures, shares_pages
 from pagestorm.simulate import Simulation
 from pagestorm.steptime import build as build_steptime
 from pagestorm.summary import SUMMARY_KEYS
@@ -93,42 +91,6 @@ def pool_names(pools: Sequence[str]) -> list[str]:
     return [plain if name == "sim" else name for name in pools]
 
 
-def open_pools(scenario: Scenario, names: Sequence[str], device: str, payload: str) -> Ledger:
-    """The ledger, or a twin of several, that a resolved scenario asks for."""
-    spec = PoolSpec.of(scenario, device=device, payload=payload)
-    ledgers = [open_ledger(name, spec) for name in names]
-    return ledgers[0] if len(ledgers) == 1 else TwinPool(ledgers)
-
-
-def engine_limits(scenario: Scenario) -> EngineLimits:
-    """What the engine's flags come to in a resolved scenario."""
-    engine = scenario.engine
-    assert engine.max_total_tokens is not None
-    assert engine.context_length is not None
-    assert engine.max_running_requests is not None
-    assert engine.chunked_prefill_size is not None
-    p = engine.page_size
-    return EngineLimits(
-        capacity=Capacity(
-            pool_tokens=engine.max_total_tokens // p * p,
-            context_length=engine.context_length,
-            page_size=p,
-            clips_output="no_output_clip" not in engine.emulate,
-        ),
-        max_running=engine.max_running_requests,
-        chunk_tokens=engine.chunked_prefill_size if engine.chunked_prefill_size > 0 else None,
-        max_prefill_tokens=engine.max_prefill_tokens,
-        conservativeness=engine.schedule_conservativeness,
-        overlap=not engine.disable_overlap_schedule,
-        decode_check=engine.decode_check,
-        max_queued=engine.max_queued_requests,
-        ratio_init=engine.init_new_token_ratio,
-        ratio_floor_factor=engine.min_new_token_ratio_factor,
-        ratio_decay_steps=engine.new_token_ratio_decay_steps,
-        late_check="kv_length_off_by_one" in engine.emulate,
-    )
-
-
 def run(
     scenario: Scenario,
     pools: Sequence[str] | None = None,
@@ -153,17 +115,16 @@ def run(
     started = time.perf_counter()
     scenario = resolve(scenario)
     names = pool_names(pools or scenario.pools)
-    ledger = open_pools(scenario, names, device, payload)
     kept = KeepEvents()
     readers: list[Sink] = [*sinks]
     if events:
         readers.append(kept)
-    if readers or len(names) > 1:
-        readers.append(Conservation(ledger.total_pages(), scenario.engine.page_size))
+    if (readers or len(names) > 1) and not shares_pages(scenario.engine):
+        readers.append(Conservation(scenario.engine.pool_pages, scenario.engine.page_size))
     log = EventLog(readers)
     timeline = TimelineRows() if tables else None
-    engine = SglangEngine(
-        engine_limits(scenario), ledger, build_steptime(scenario), log, step_only=step, timeline=timeline
+    engine = open_engine(
+        scenario, names, build_steptime(scenario), log, device=device, payload=payload, step=step, timeline=timeline
     )
     load = workloads.stream(scenario)
     latencies, table = Latencies(), RequestTable()
@@ -190,11 +151,11 @@ def run(
         interrupted = True
     log.close()
     if not interrupted:
-        check_drained(engine, ledger)
+        check_drained(engine)
     if tables:
         for request in engine.unserved():
             table.add(request)
-    summary = summarise(scenario, engine, log, latencies, names, ledger)
+    summary = summarise(scenario, engine, log, latencies, names)
     summary["payload"] = payload if "torch" in names else None
     summary["wall_s"] = time.perf_counter() - started
     return Result(
@@ -209,7 +170,7 @@ def run(
 
 
 def summarise(
-    scenario: Scenario, engine: SglangEngine, log: EventLog, latencies: Latencies, names: list[str], ledger: Ledger
+    scenario: Scenario, engine: Machine, log: EventLog, latencies: Latencies, names: list[str]
 ) -> dict[str, Any]:
     """summary.json, every key of it; null where a key does not apply."""
     counts = engine.counts
@@ -218,7 +179,7 @@ def summarise(
     known: dict[str, Any] = {
         "name": scenario.name,
         "seed": scenario.seed,
-        "engine": scenario.engine.kind,
+        "engine": kind_of(scenario.engine),
         "outcome": engine.outcome or "completed",
         "error": engine.error or None,
         "requests": counts.requests,
@@ -226,13 +187,9 @@ def summarise(
         "aborted": counts.aborted,
         "rejected": counts.rejected,
         "unserved": counts.requests - counts.finished - counts.aborted - counts.rejected,
-        "retractions": counts.retractions,
-        "retracted_requests": counts.retracted_requests,
-        "max_retractions_per_request": counts.max_retractions_per_request,
-        "preemptions": None,
-        "decode_oom": counts.decode_oom,
-        "prefill_oom": counts.prefill_oom,
-        "evicted_tokens": 0,
+        "decode_oom": 0,
+        "prefill_oom": 0,
+        "evicted_tokens": engine.evicted_tokens,
         "recomputed_tokens": counts.recomputed_tokens,
         "cached_tokens": 0,
         "generated_tokens": counts.generated_tokens,
@@ -242,13 +199,11 @@ def summarise(
         "decode_steps": counts.decode_steps,
         "simulated_s": simulated_s,
         "peak_used_pages": counts.peak_used_pages,
-        "pool_pages": ledger.total_pages(),
-        "pool_tokens": ledger.total_pages() * ledger.page_size,
+        "pool_pages": engine.total_pages,
+        "pool_tokens": scenario.engine.pool_tokens,
         "peak_running": counts.peak_running,
         "mean_running": counts.running_fs / engine.now_fs if engine.now_fs else 0.0,
         "peak_waiting": counts.peak_waiting,
-        "new_token_ratio_min": counts.ratio_min,
-        "new_token_ratio_max": counts.ratio_max,
         "ttft_s_p50": _percentile_s(ttft, 50),
         "ttft_s_p99": _percentile_s(ttft, 99),
         "e2e_s_p50": _percentile_s(e2e, 50),
@@ -257,6 +212,7 @@ def summarise(
         "events_digest": log.digest,
         "pools": names,
         "divergences": 0 if len(names) > 1 else None,
+        **own_figures(counts),
     }
     return {key: known.get(key) for key in SUMMARY_KEYS}
 

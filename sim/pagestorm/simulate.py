@@ -13,6 +13,7 @@ import simpy
 
 from pagestorm.engine.machine import FOREVER_FS, Machine
 from pagestorm.engine.request import Request
+from pagestorm.engine.vllm_request import VllmRequest
 from pagestorm.errors import PagestormError
 from pagestorm.workload import Draft, Workload
 
@@ -73,6 +74,9 @@ class Simulation:
         request = self.engine.request_class(
             draft.number, now, draft.input_tokens, draft.output_tokens, asked, draft.ignore_eos, client=done
         )
+        if isinstance(request, VllmRequest):
+            request.priority = draft.priority
+            request.prefix = draft.prefix
         self.engine.submit(request, now)
         if not self._arrived.triggered:
             self._arrived.succeed()

@@ -96,7 +96,7 @@ def steptimes() -> st.SearchStrategy[Mapped]:
 def engines(draw: st.DrawFn, pressure: bool = True) -> Mapped:
     """Flags of an SGLang server with a small pool, the `engine` part of a scenario."""
     page = draw(st.sampled_from(PAGE_SIZES))
-    oddity = draw(_seldom("small batch", "queue", "context", "check", "tiny pool", "no clip"))
+    oddity = draw(_seldom("small batch", "queue", "queue", "context", "check", "check", "tiny pool", "no clip"))
     outgrown = oddity == "no clip" and draw(_one_in(3))
     pages = OUTGROWN_POOL_TOKENS // page if outgrown else draw(_pages(page, oddity == "tiny pool"))
     flags: Mapped = {

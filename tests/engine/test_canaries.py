@@ -108,7 +108,7 @@ def leaps_as_it_steps(engine: type[SglangEngine], what: Drive) -> None:
 
 def keeps_its_books(engine: type[SglangEngine], what: Drive) -> None:
     driven = drive(what, engine_class=engine, sinks=[Conservation(what.pages, what.page_size)])
-    check_drained(driven.engine, driven.engine.ledger)
+    check_drained(driven.engine)
 
 
 def decides_as_the_healthy_one(engine: type[SglangEngine], what: Drive) -> None:

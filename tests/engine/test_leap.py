@@ -24,7 +24,7 @@ def assert_same(what: Drive) -> Driven:
     assert counted.pop("leaps") <= by_step.pop("leaps")
     assert counted == by_step
     assert leapt.engine.outcome == stepped.engine.outcome
-    check_drained(leapt.engine, leapt.engine.ledger)
+    check_drained(leapt.engine)
     return leapt
 
 

@@ -94,11 +94,11 @@ def test_under_priority_the_largest_priority_and_arrival_goes_wherever_it_is() -
 
 def test_a_victim_gives_its_tokens_back_to_the_budget() -> None:
     limits = replace(LIMITS, policy="priority")
-    view = running(limits, [1, 160, 16], [14, 1, 20], 0, budget=16, ranks=[(9, 0), (0, 1), (0, 2)])
+    view = running(limits, [1, 160, 17], [14, 1, 10], 0, budget=16, ranks=[(9, 0), (0, 1), (0, 2)])
     plan = schedule_running(view)
-    assert plan.preempted == [0, 2]
-    assert plan.granted == {1: 1}
-    assert plan.actions[:2] == [(0, 14), (0, 0)]
+    assert plan.actions == [(0, 14), (0, 0), (1, 1), (2, 10)]
+    assert plan.preempted == [0]
+    assert plan.granted == {1: 1, 2: 10}
 
 
 def test_the_first_of_equal_victims_goes() -> None:
@@ -119,6 +119,7 @@ def test_the_whole_sequence_must_fit_unless_only_the_first_chunk_is_asked_for() 
 def test_the_watermark_stays_free_only_while_something_runs() -> None:
     limits = replace(LIMITS, watermark=0.1)
     assert limits.watermark_blocks == 10
+    assert replace(limits, num_blocks=100).watermark_blocks == 10, "the null block counts"
     assert fits(limits, 160, NO_HIT, 160, free_blocks=10, running=0)
     assert not fits(limits, 160, NO_HIT, 160, free_blocks=19, running=1)
     assert fits(limits, 160, NO_HIT, 160, free_blocks=20, running=1)
@@ -129,6 +130,7 @@ def test_blocks_of_a_hit_that_nobody_holds_are_needed_too() -> None:
     assert fits(LIMITS, 160, held, 96, free_blocks=6, running=1)
     assert not fits(LIMITS, 160, unheld, 96, free_blocks=9, running=1)
     assert fits(LIMITS, 160, unheld, 96, free_blocks=10, running=1)
+    assert not fits(LIMITS, 160, unheld, 16, free_blocks=9, running=1), "the whole sequence, not just this chunk"
 
 
 def test_the_drafters_room_counts_and_ends_at_the_context() -> None:

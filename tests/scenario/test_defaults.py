@@ -12,7 +12,7 @@ from pagestorm import catalog
 from pagestorm.errors import ScenarioError
 from pagestorm.scenario.defaults import default_chunk_tokens, resolve
 from pagestorm.scenario.loading import from_mapping
-from pagestorm.scenario.schema import Linear, Roofline, Scenario, TraceArrivals, TraceLengths
+from pagestorm.scenario.schema import Linear, Roofline, Scenario, TraceArrivals, TraceLengths, VllmFlags, kind_of
 
 
 def scenario(engine: dict[str, object] | None = None, **parts: object) -> Scenario:
@@ -27,12 +27,8 @@ def scenario(engine: dict[str, object] | None = None, **parts: object) -> Scenar
 def test_without_model_and_hardware_the_documented_defaults_hold() -> None:
     resolved = scenario()
     engine = resolved.engine
-    assert (engine.kind, engine.page_size, engine.chunked_prefill_size, engine.max_prefill_tokens) == (
-        "sglang",
-        1,
-        8192,
-        16384,
-    )
+    assert kind_of(engine) == "sglang"
+    assert (engine.page_size, engine.chunked_prefill_size, engine.max_prefill_tokens) == (1, 8192, 16384)
     assert (engine.context_length, engine.max_running_requests) == (10_000, 2048)
     assert (engine.schedule_policy, engine.decode_check, engine.emulate) == ("fcfs", "pages", ())
     assert resolved.steptime == Linear(
@@ -161,3 +157,60 @@ def test_resolving_twice_changes_nothing(
     hardware = {"gpu": gpu} if gpu else None
     resolved = scenario(engine | {"max_running_requests": rows}, hardware=hardware, model=model)
     assert resolve(resolved) == resolved
+
+
+class TestVllm:
+    """Defaults of vLLM's server (vllm 0.33.0, `engine/arg_utils.py`)."""
+
+    @staticmethod
+    def resolved(engine: dict[str, object] | None = None, **more: object) -> VllmFlags:
+        found = resolve(
+            from_mapping(
+                {
+                    "name": "vllm",
+                    "engine": {"kind": "vllm", "num_gpu_blocks_override": 20_000, **(engine or {})},
+                    "workload": {
+                        "num_requests": 1,
+                        "arrivals": {"process": "burst"},
+                        "input_tokens": 1,
+                        "output_tokens": 1,
+                    },
+                    **more,
+                }
+            )
+        ).engine
+        assert isinstance(found, VllmFlags)
+        return found
+
+    def test_without_hardware_the_small_tier_holds(self) -> None:
+        flags = self.resolved()
+        assert (flags.max_num_seqs, flags.max_num_batched_tokens, flags.block_size) == (256, 2048, 16)
+        assert flags.enable_prefix_caching
+        assert flags.max_model_len == 19_999 * 16
+
+    @pytest.mark.parametrize(
+        ("gpu", "seqs", "tokens"), [("H100-80GB", 1024, 8192), ("A100-80GB", 256, 2048), ("B200", 1024, 16384)]
+    )
+    def test_by_gpu_memory(self, gpu: str, seqs: int, tokens: int) -> None:
+        flags = self.resolved(hardware={"gpu": gpu})
+        assert (flags.max_num_seqs, flags.max_num_batched_tokens) == (seqs, tokens)
+
+    @pytest.mark.parametrize(
+        ("engine", "key"),
+        [
+            ({"max_num_batched_tokens": 8}, "engine.max_num_batched_tokens"),
+            ({"max_model_len": 10**6}, "engine.max_model_len"),
+            ({"async_scheduling": True}, "engine.async_scheduling"),
+            ({"page_size": 16}, "engine.page_size"),
+        ],
+    )
+    def test_what_the_engine_would_refuse_names_the_flag(self, engine: dict[str, object], key: str) -> None:
+        with pytest.raises(ScenarioError) as caught:
+            self.resolved(engine)
+        assert caught.value.key == key
+
+    def test_page_ids_cannot_follow_its_prefix_cache(self) -> None:
+        with pytest.raises(ScenarioError) as caught:
+            self.resolved(pools=["sim", "torch"])
+        assert "enable_prefix_caching" in caught.value.message
+        self.resolved({"enable_prefix_caching": False}, pools=["sim", "torch"])

@@ -52,7 +52,7 @@ def test_every_mapping_and_every_key_is_described_and_closed() -> None:
 
 
 def test_historical_faults_are_listed_and_described() -> None:
-    emulate = definitions()["Engine"]["properties"]["emulate"]
+    emulate = definitions()["SglangFlags"]["properties"]["emulate"]
     assert sorted(emulate["items"]["enum"]) == sorted(schema.FAULTS)
     assert all(name in emulate["description"] for name in schema.FAULTS)
 

@@ -172,8 +172,7 @@ def test_a_mistake_in_an_optional_part_is_placed_and_explained(
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
-        ("page_size: 64", "kind: vllm", "engine.kind"),
-        ("page_size: 64", "block_size: 64", "engine.block_size"),
+        ("page_size: 64", "gpu_memory_utilization: 0.9", "engine.gpu_memory_utilization"),
         ("page_size: 64", "command: python -m sglang.launch_server", "engine.command"),
         ("page_size: 64", "speculative_num_steps: 3", "engine.speculative_num_steps"),
         ("page_size: 64", "hicache_ratio: 2.0", "engine.hicache_ratio"),

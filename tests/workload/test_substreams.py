@@ -16,10 +16,10 @@ from pagestorm.workload.streams import values
 
 DIGEST = """
 import hashlib
-from pagestorm.scenario.schema import Engine, Gamma, Lognormal, Scenario, Workload, Zipf
+from pagestorm.scenario.schema import Gamma, Lognormal, Scenario, SglangFlags, Workload, Zipf
 from pagestorm.workload import stream
 scenario = Scenario(
-    name="digest", seed=11, engine=Engine(max_total_tokens=1000),
+    name="digest", seed=11, engine=SglangFlags(max_total_tokens=1000),
     workload=Workload(num_requests=2000, arrivals=Gamma(rate_per_s=3, cv=2), input_tokens=Lognormal(mean=300, sigma=1),
                       output_tokens=Zipf(alpha=1.2, high=10**6)),
 )

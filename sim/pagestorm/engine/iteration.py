@@ -165,6 +165,13 @@ class SglangEngine(Machine):
     def _levels(self) -> Levels:
         return Levels(self._free, 0, self._row_count - len(self._rows), len(self.waiting))
 
+    @property
+    def total_pages(self) -> int:
+        return self._pool_pages
+
+    def audit(self) -> None:
+        self.ledger.audit()
+
     def unserved(self) -> list[Request]:
         for request in self.running.requests:
             request.generated = self.running.generated(request)

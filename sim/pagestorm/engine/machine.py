@@ -92,6 +92,20 @@ class Machine(ABC):
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
 
+    @property
+    @abstractmethod
+    def total_pages(self) -> int:
+        """Pages that can be handed out."""
+
+    @property
+    def evicted_tokens(self) -> int:
+        """Tokens that a prefix cache lost because their pages were needed."""
+        return 0
+
+    @abstractmethod
+    def audit(self) -> None:
+        """Have the memory look at its own books. Raises `PoolCorruption`."""
+
     @abstractmethod
     def unserved(self) -> list[Request]:
         """Requests that arrived and have not ended, by number."""
@@ -117,6 +131,12 @@ class Machine(ABC):
         """The state after what was done last."""
 
     # --- outside -----------------------------------------------------------------------------------------------
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that could be taken now, those that still hold cached tokens included."""
+        levels = self._levels()
+        return levels.free_pages + levels.evictable_pages
 
     @property
     def over(self) -> bool:

@@ -108,6 +108,13 @@ class VllmEngine(Machine):
         """Tokens that the prefix cache lost because their blocks were needed."""
         return self.blocks.evicted_blocks * self.limits.block_size
 
+    @property
+    def total_pages(self) -> int:
+        return self.blocks.total_blocks
+
+    def audit(self) -> None:
+        self.blocks.audit()
+
     def unserved(self) -> list[Request]:
         for request, tokens in zip(self.running.requests, self.running.tokens.tolist(), strict=True):
             request.generated = tokens - request.input_tokens

@@ -11,6 +11,7 @@ from pagestorm.errors import ScenarioError
 from pagestorm.memory.counting import CountingLedger
 from pagestorm.memory.ledger import Ledger
 from pagestorm.memory.paged import PagedLedger
+from pagestorm.scenario.schema import Engine, VllmFlags
 
 if TYPE_CHECKING:
     from pagestorm.scenario import Scenario
@@ -55,21 +56,29 @@ class PoolSpec:
     def of(cls, scenario: Scenario, *, device: str = "auto", payload: str = "stamp") -> PoolSpec:
         """The pool of a resolved scenario."""
         engine = scenario.engine
-        assert engine.max_total_tokens is not None
-        assert engine.max_running_requests is not None
-        assert engine.context_length is not None
-        pages = engine.max_total_tokens // engine.page_size
-        clips = "no_output_clip" not in engine.emulate
-        longest = min(engine.context_length, engine.max_total_tokens) if clips else engine.max_total_tokens
+        owners, longest = _bounds(engine)
         return cls(
-            pages=pages,
+            pages=engine.pool_pages,
             page_size=engine.page_size,
-            owners=engine.max_running_requests + 1,
+            owners=owners + 1,
             max_tokens=longest,
             shape=_shape(scenario),
             device=device,
             payload=payload,
         )
+
+
+def _bounds(engine: Engine) -> tuple[int, int]:
+    """Most requests at once, and most tokens that one of them holds."""
+    if isinstance(engine, VllmFlags):
+        assert engine.max_num_seqs is not None
+        assert engine.max_model_len is not None
+        return engine.max_num_seqs, engine.max_model_len
+    assert engine.max_running_requests is not None
+    assert engine.context_length is not None
+    clips = "no_output_clip" not in engine.emulate
+    longest = min(engine.context_length, engine.pool_tokens) if clips else engine.pool_tokens
+    return engine.max_running_requests, longest
 
 
 def _shape(scenario: Scenario) -> KvShape:

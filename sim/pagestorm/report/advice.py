@@ -23,7 +23,7 @@ from pagestorm.diagnosis import (
 from pagestorm.engine.sglang import CLIP_NEW_TOKENS, INPUT_MARGIN_TOKENS, ceil_pages
 
 if TYPE_CHECKING:
-    from pagestorm.scenario.schema import Engine
+    from pagestorm.scenario.schema import SglangFlags
 
 
 def next_steps(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[str]:
@@ -39,6 +39,8 @@ def next_steps(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[str]:
         steps += _after_lone_abort(diagnosis)
     if summary["retractions"]:
         steps += _after_retraction(summary, diagnosis)
+    if summary["preemptions"]:
+        steps += _after_preemption(summary)
     steps += _after_refusals(diagnosis)
     return list(dict.fromkeys(steps))
 
@@ -66,7 +68,7 @@ def _after_decode_oom(diagnosis: Diagnosis, pressure: Pressure) -> list[str]:
 
 
 def _after_prefill_oom(diagnosis: Diagnosis, pressure: Pressure) -> list[str]:
-    engine = diagnosis.scenario.engine if diagnosis.scenario else None
+    engine = diagnosis.sglang
     now = f" (now {engine.chunked_prefill_size:,})" if engine and engine.chunked_prefill_size else ""
     free = (pressure.free_pages + pressure.evictable_pages) * diagnosis.page_size
     return [
@@ -110,7 +112,7 @@ def _after_retraction(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[
     scenario = diagnosis.scenario
     fixed = scenario is not None and scenario.workload.ignore_eos
     if not fixed:
-        steps += _reserve_more(scenario.engine if scenario else None)
+        steps += _reserve_more(diagnosis.sglang)
     if summary["peak_running"] > 1:
         steps.append(
             f"Lower --max-running-requests below {summary['peak_running']:,}, the most that ran at once: fewer "
@@ -128,7 +130,17 @@ def _after_retraction(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[
     return steps
 
 
-def _reserve_more(engine: Engine | None) -> list[str]:
+def _after_preemption(summary: Mapping[str, Any]) -> list[str]:
+    steps = [
+        "Raise --watermark (a share of the blocks, 0.02 to 0.1): it keeps blocks free when something is admitted "
+        "beside running requests, so that they can grow."
+    ]
+    if summary["peak_running"] > 1:
+        steps.append(f"Lower --max-num-seqs below {summary['peak_running']:,}, the most that ran at once.")
+    return [*steps, "A larger pool: raise --gpu-memory-utilization, or --num-gpu-blocks-override where it is set."]
+
+
+def _reserve_more(engine: SglangFlags | None) -> list[str]:
     """The initial new-token ratio is min(init x conservativeness, 1): from 1 on, raising the flag changes nothing."""
     why = "admission then reserves more for what running requests will still generate."
     if engine is None:
@@ -155,11 +167,11 @@ def _after_refusals(diagnosis: Diagnosis) -> list[str]:
                 f"{longest + INPUT_MARGIN_TOKENS + 1} or more, if the model and the pool can take it."
             )
     if any(f"{kind}: {QUEUE_LIMIT}" in diagnosis.tallies for kind in (REJECTION, ABORT)):
-        limit = diagnosis.scenario.engine.max_queued_requests if diagnosis.scenario else None
+        limit = diagnosis.sglang.max_queued_requests if diagnosis.sglang else None
         now = f" (now {limit:,})" if limit is not None else ""
         steps.append(f"Raise --max-queued-requests{now}, or send less: the server is slower than what arrives.")
     return steps
 
 
 def _emulates(diagnosis: Diagnosis, fault: str) -> bool:
-    return diagnosis.scenario is not None and fault in diagnosis.scenario.engine.emulate
+    return diagnosis.sglang is not None and fault in diagnosis.sglang.emulate

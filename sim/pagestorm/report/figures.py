@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagestorm.diagnosis import Diagnosis
+from pagestorm.report.verdict import taken_back
 from pagestorm.report.words import duration, percent, plural
 
 
@@ -14,7 +15,7 @@ def key_figures(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[tuple[
     goodput = summary["goodput_requests_per_s"]
     return [
         ("finished", f"{summary['finished']:,} of {plural(summary['requests'], 'request')}"),
-        ("retractions", _retractions(summary)),
+        (f"{taken_back(summary)[0]}s", _retractions(summary)),
         ("computed twice", _recomputed(summary, diagnosis)),
         (
             "peak pool use",
@@ -31,8 +32,11 @@ def key_figures(summary: Mapping[str, Any], diagnosis: Diagnosis) -> list[tuple[
 
 
 def _retractions(summary: Mapping[str, Any]) -> str:
-    if not summary["retractions"]:
+    noun, count = taken_back(summary)
+    if not count:
         return "none"
+    if noun == "preemption":
+        return f"{count:,}"
     return f"{summary['retractions']:,}, of {plural(summary['retracted_requests'], 'request')}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagestorm.diagnosis import (
     ABORT,
+    BLOCKS,
     DECODE_OOM,
     LAST_REQUEST,
     PREFILL_OOM,
@@ -75,15 +76,17 @@ def verdict(summary: Mapping[str, Any], diagnosis: Diagnosis, *, interrupted: bo
 
 
 def _completed(summary: Mapping[str, Any], diagnosis: Diagnosis, interrupted: bool) -> tuple[str, str, str]:
-    aborted, rejected, retractions = summary["aborted"], summary["rejected"], summary["retractions"]
+    aborted, rejected = summary["aborted"], summary["rejected"]
+    noun, retractions = taken_back(summary)
+    verb = noun.removesuffix("ion") + "ed"
     ending = _ending(summary)
     if aborted:
         return BAD, "aborted", f"{plural(aborted, 'request')} lost: the server gave up on {_them(aborted)}. {ending}"
     if interrupted or summary["unserved"]:
-        so_far = f" {plural(retractions, 'retraction')} so far." if retractions else ""
+        so_far = f" {plural(retractions, noun)} so far." if retractions else ""
         return WARNING, "stopped", f"The run was stopped {duration(summary['simulated_s'])} in. {ending}{so_far}"
     if rejected:
-        short = f" Memory also ran short: {plural(retractions, 'retraction')}." if retractions else ""
+        short = f" Memory also ran short: {plural(retractions, noun)}." if retractions else ""
         return WARNING, "rejected", f"{_refused(summary)}{short}"
     if retractions:
         bursts = diagnosis.counts[RETRACTION]
@@ -91,14 +94,23 @@ def _completed(summary: Mapping[str, Any], diagnosis: Diagnosis, interrupted: bo
         hit = (
             "its only request"
             if summary["requests"] == 1
+            else "some requests"
+            if summary["retracted_requests"] is None
             else f"{summary['retracted_requests']:,} of {plural(summary['requests'], 'request')}"
         )
         return (
             WARNING,
-            "retracted",
-            f"Memory ran short{often}, and the server coped: {plural(retractions, 'retraction')} hit {hit}. {ending}",
+            verb,
+            f"Memory ran short{often}, and the server coped: {plural(retractions, noun)} hit {hit}. {ending}",
         )
-    return GOOD, "held", f"Memory held: {_peak(summary)}, and nothing was retracted. {ending}"
+    return GOOD, "held", f"Memory held: {_peak(summary)}, and nothing was {noun.removesuffix('ion')}ed. {ending}"
+
+
+def taken_back(summary: Mapping[str, Any]) -> tuple[str, int]:
+    """What the engine calls taking memory back from a running request, and how often it did."""
+    if summary["engine"] == "vllm":
+        return "preemption", summary["preemptions"] or 0
+    return "retraction", summary["retractions"] or 0
 
 
 def _broke_off(summary: Mapping[str, Any], diagnosis: Diagnosis) -> str:
@@ -181,7 +193,7 @@ def _decisive(summary: Mapping[str, Any], diagnosis: Diagnosis) -> Incident | No
 
 def _context(summary: Mapping[str, Any], diagnosis: Diagnosis, decisive: Incident | None) -> list[str]:
     if decisive is None:
-        gave_way = summary["retractions"] or summary["aborted"] or summary["rejected"] or summary["error"]
+        gave_way = taken_back(summary)[1] or summary["aborted"] or summary["rejected"] or summary["error"]
         return [] if diagnosis.events_read or not gave_way else [NOT_KEPT]
     pressure, page = decisive.pressure, diagnosis.page_size
     facts = []
@@ -248,8 +260,9 @@ def _burst(burst: Incident, diagnosis: Diagnosis) -> str:
     which = "That was the only burst" if bursts == 1 else f"That was the worst of {bursts:,} bursts"
     if burst is not diagnosis.worst_bursts[0]:
         which = f"That was the last of {bursts:,} bursts"
+    verb = "preempted" if burst.pressure.check == BLOCKS else "retracted"
     return (
-        f"{which}, {duration(burst.time_ns / 1e9)} into the run: {plural(burst.victims, 'request')} retracted, "
+        f"{which}, {duration(burst.time_ns / 1e9)} into the run: {plural(burst.victims, 'request')} {verb}, "
         f"{plural(burst.freed_pages, 'page')} freed, {plural(burst.lost_tokens, 'token')} of KV thrown away."
     )
 
@@ -279,7 +292,7 @@ def _cost(summary: Mapping[str, Any], diagnosis: Diagnosis) -> str:
             else ""
         )
         parts.append(f"{plural(recomputed, 'token')} computed twice{share}")
-    if most > 1:
+    if most is not None and most > 1:
         parts.append(f"one request was retracted {times(most)}")
     if summary["outcome"] == "crashed" and summary["unserved"]:
         parts.append(f"{plural(summary['unserved'], 'request')} lost with the process")

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pagestorm import catalog
+from pagestorm.engine.vllm import startup_refusal
 from pagestorm.errors import ScenarioError
 from pagestorm.scenario.schema import (
     Bounds,
     ClosedLoop,
     Constant,
-    Engine,
     Expectation,
     Gamma,
     Histogram,
@@ -23,9 +23,11 @@ from pagestorm.scenario.schema import (
     Lognormal,
     Poisson,
     Scenario,
+    SglangFlags,
     TraceArrivals,
     TraceLengths,
     Uniform,
+    VllmFlags,
     Workload,
     Zipf,
 )
@@ -38,9 +40,15 @@ MIN_PASS_S = 1e-12
 
 def check(scenario: Scenario) -> None:
     """Raises `ScenarioError` for what makes no sense in a resolved scenario."""
-    _check_pool(scenario.engine)
-    _check_chunks(scenario.engine)
-    _check_prefix_cache(scenario.engine)
+    engine = scenario.engine
+    if isinstance(engine, VllmFlags):
+        _check_vllm(engine)
+        _check_vllm_pools(engine, scenario.pools)
+    else:
+        _check_pool(engine)
+        _check_chunks(engine)
+        _check_prefix_cache(engine)
+        _check_plain_requests(scenario.workload)
     _check_model(scenario)
     _check_steptime(scenario)
     _check_workload(scenario.workload)
@@ -52,7 +60,7 @@ def _wrong(key: str, message: str) -> ScenarioError:
     return ScenarioError(message, key=key)
 
 
-def _check_pool(engine: Engine) -> None:
+def _check_pool(engine: SglangFlags) -> None:
     if engine.pool_pages < 1:
         raise _wrong(
             "engine.page_size",
@@ -63,7 +71,7 @@ def _check_pool(engine: Engine) -> None:
         raise _wrong("engine.max_total_tokens", "the engine runs half as many requests as tokens; give at least 2")
 
 
-def _check_chunks(engine: Engine) -> None:
+def _check_chunks(engine: SglangFlags) -> None:
     chunk, page = engine.chunked_prefill_size, engine.page_size
     if chunk is None or chunk <= 0 or chunk % page == 0:
         return
@@ -75,12 +83,52 @@ def _check_chunks(engine: Engine) -> None:
     )
 
 
-def _check_prefix_cache(engine: Engine) -> None:
+def _check_prefix_cache(engine: SglangFlags) -> None:
     if not engine.disable_radix_cache:
         raise _wrong(
             "engine.disable_radix_cache",
             "must be true for now: the prefix cache is not built yet; write disable_radix_cache: true",
         )
+
+
+def _check_vllm(engine: VllmFlags) -> None:
+    seqs, batched, longest = engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len
+    assert seqs is not None
+    assert batched is not None
+    assert longest is not None
+    if batched < seqs:
+        raise _wrong(
+            "engine.max_num_batched_tokens",
+            f"{batched} is less than max_num_seqs {seqs}, and the engine refuses to start; use at least {seqs}",
+        )
+    if batched < longest and not engine.enable_chunked_prefill:
+        raise _wrong(
+            "engine.max_num_batched_tokens",
+            f"{batched} is less than max_model_len {longest} without chunked prefill, and the engine refuses to start",
+        )
+    if refusal := startup_refusal(longest, engine.num_gpu_blocks_override, engine.block_size):
+        raise _wrong("engine.max_model_len", f"the engine refuses to start: {refusal}")
+
+
+def _check_vllm_pools(engine: VllmFlags, pools: tuple[str, ...]) -> None:
+    if engine.enable_prefix_caching and any(name not in ("sim", "counting") for name in pools):
+        raise _wrong(
+            "pools",
+            "a pool with page ids cannot follow vLLM's prefix cache yet; use [sim], or enable_prefix_caching: false",
+        )
+
+
+def _check_plain_requests(workload: Workload) -> None:
+    for number, request in enumerate(workload.requests or ()):
+        if request.prefix:
+            raise _wrong(
+                f"workload.requests.{number}.prefix",
+                "known, but not supported yet for sglang: its prefix cache is not built; leave it out",
+            )
+        if request.priority:
+            raise _wrong(
+                f"workload.requests.{number}.priority", "known, but not supported yet for sglang; leave it out"
+            )
 
 
 def _check_model(scenario: Scenario) -> None:
@@ -98,10 +146,13 @@ def _check_model(scenario: Scenario) -> None:
             model.check_tp_size(scenario.hardware.tp_size)
         except ScenarioError as error:
             raise _wrong("hardware.tp_size", error.message) from None
-    longest, asked = model.max_position_embeddings, scenario.engine.context_length
+    engine = scenario.engine
+    vllm = isinstance(engine, VllmFlags)
+    longest = model.max_position_embeddings
+    asked = engine.max_model_len if isinstance(engine, VllmFlags) else engine.context_length
     if longest is not None and asked is not None and asked > longest:
         raise _wrong(
-            "engine.context_length",
+            f"engine.{'max_model_len' if vllm else 'context_length'}",
             f"{asked} is longer than the {longest} tokens of {model.name}, and the engine refuses to start; "
             f"use at most {longest}",
         )

@@ -14,8 +14,10 @@ from pagestorm.scenario.schema import (
     MaxNewTokens,
     Roofline,
     Scenario,
+    SglangFlags,
     TraceArrivals,
     TraceLengths,
+    VllmFlags,
     Workload,
 )
 
@@ -70,7 +72,9 @@ def _gpu(scenario: Scenario) -> catalog.Gpu | None:
 
 
 def _engine(engine: Engine, model: catalog.Model | None, gpu: catalog.Gpu | None) -> Engine:
-    context_length = engine.context_length or _context_length(engine, model)
+    if isinstance(engine, VllmFlags):
+        return _vllm(engine, model, gpu)
+    context_length = engine.context_length or _context_length("context_length", engine.pool_tokens, model)
     chunk = engine.chunked_prefill_size
     return replace(
         engine,
@@ -80,18 +84,44 @@ def _engine(engine: Engine, model: catalog.Model | None, gpu: catalog.Gpu | None
     )
 
 
-def _context_length(engine: Engine, model: catalog.Model | None) -> int:
+def _vllm(engine: VllmFlags, model: catalog.Model | None, gpu: catalog.Gpu | None) -> VllmFlags:
+    seqs, batched = default_batch(gpu)
+    usable_tokens = engine.pool_pages * engine.block_size
+    max_model_len = engine.max_model_len or _context_length("max_model_len", usable_tokens, model)
+    if not engine.enable_chunked_prefill:
+        batched = max(max_model_len, batched)
+    return replace(
+        engine,
+        max_model_len=max_model_len,
+        max_num_seqs=engine.max_num_seqs or seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens or batched,
+    )
+
+
+def default_batch(gpu: catalog.Gpu | None) -> tuple[int, int]:
+    """max_num_seqs and max_num_batched_tokens of vLLM's server (vllm 0.33.0, `engine/arg_utils.py`)."""
+    memory_mib = gpu.memory_mib if gpu is not None else None
+    if gpu is None or memory_mib is None:
+        return 256, 2048
+    if memory_mib >= 160 << 10:
+        return 1024, 16384
+    if memory_mib >= 70 << 10 and "a100" not in gpu.name.lower():
+        return 1024, 8192
+    return 256, 2048
+
+
+def _context_length(flag: str, pool_tokens: int, model: catalog.Model | None) -> int:
     if model is None:
-        return max(1, engine.pool_tokens)
+        return max(1, pool_tokens)
     if model.max_position_embeddings is None:
         raise ScenarioError(
             f"missing; the catalog does not know the context length of {model.name}, so give it",
-            key="engine.context_length",
+            key=f"engine.{flag}",
         )
     return model.max_position_embeddings
 
 
-def _max_running_requests(engine: Engine, context_length: int) -> int:
+def _max_running_requests(engine: SglangFlags, context_length: int) -> int:
     """Request rows of the engine (sglang 0.5.23, `mem_cache/kv_cache_configurator.py`)."""
     most = engine.pool_tokens // 2
     if engine.max_running_requests is not None:

@@ -15,18 +15,14 @@ _SGLANG_FLAGS = (
     "priority_scheduling_preemption_threshold quantization radix_eviction_policy "
     "schedule_low_priority_values_first sliding_window_size swa_full_tokens_ratio"
 )
-_VLLM_FLAGS = (
-    "async_scheduling block_size cpu_offload_gb enable_chunked_prefill enable_prefix_caching "
-    "gpu_memory_utilization max_model_len max_num_batched_tokens max_num_seqs num_gpu_blocks_override "
-    "scheduling_policy swap_space watermark"
-)
+_VLLM_FLAGS = "cpu_offload_gb gpu_memory_utilization swap_space"
 
 KEYS: dict[str, frozenset[str]] = {
     "": frozenset(("client", "speculation")),
     "engine": frozenset((*_SGLANG_FLAGS.split(), *_VLLM_FLAGS.split())),
     "steptime": frozenset(("path",)),
     "workload": frozenset(("prefix", "sessions")),
-    "workload.requests": frozenset(("prefix", "priority", "session")),
+    "workload.requests": frozenset(("session",)),
 }
 KEY_PREFIXES: dict[str, tuple[str, ...]] = {"engine": ("speculative_", "hicache_", "mamba_", "disaggregation_")}
 
@@ -40,7 +36,7 @@ ELSEWHERE: dict[str, str] = {
 """Keys that a person may look for in another place than theirs."""
 
 VALUES: dict[str, frozenset[object]] = {
-    "engine.kind": frozenset(("vllm",)),
+    "engine.async_scheduling": frozenset((True,)),
     "engine.schedule_policy": frozenset(
         ("lpm", "random", "dfs-weight", "lof", "priority", "routing-key", "hrrn", "shortest-prefill-first")
     ),

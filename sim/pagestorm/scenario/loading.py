@@ -51,6 +51,8 @@ def _scenario(data: object, places: Places, overrides: Sequence[str]) -> Scenari
     if not isinstance(data, dict):
         raise places.error((), f"a scenario is a mapping with name, engine and workload, not {shown(data)}")
     given.apply(data, overrides, places)
+    if isinstance(engine := data.get("engine"), dict):
+        engine.setdefault("kind", "sglang")
     try:
         scenario = msgspec.convert(data, Scenario)
     except msgspec.ValidationError as error:

@@ -42,10 +42,9 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
     """A mapping in a scenario file: immutable, and a key that it does not know is an error."""
 
 
-class Engine(Part, frozen=True, kw_only=True):
-    """The serving engine; keys are its own flags in snake_case, with its own defaults."""
+class SglangFlags(Part, frozen=True, kw_only=True, tag_field="kind", tag="sglang"):
+    """SGLang; keys are its own flags in snake_case, with its own defaults."""
 
-    kind: Annotated[Literal["sglang"], Meta(description="Which engine's decisions to follow.")] = "sglang"
     page_size: Annotated[
         int,
         Meta(ge=1, le=MAX_PAGE_SIZE, description="Tokens in a page of the KV pool.", examples=[64]),
@@ -152,6 +151,86 @@ class Engine(Part, frozen=True, kw_only=True):
     def pool_tokens(self) -> int:
         """Size of the pool in tokens, rounded down to whole pages as the engine does."""
         return self.pool_pages * self.page_size
+
+
+class VllmFlags(Part, frozen=True, kw_only=True, tag_field="kind", tag="vllm"):
+    """vLLM; keys are its own flags in snake_case, with the defaults of its server."""
+
+    block_size: Annotated[
+        int,
+        Meta(ge=1, le=MAX_PAGE_SIZE, description="Tokens in a block of the KV pool.", examples=[16]),
+    ] = 16
+    num_gpu_blocks_override: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=MAX_TOKENS,
+            description="Blocks in the KV pool, the null block included. Sizing the pool from model and hardware is "
+            "not supported yet, so it must be given.",
+            examples=[18724],
+        ),
+    ]
+    max_num_seqs: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_REQUESTS)] | None,
+        Meta(
+            description="Most requests that run at once. Left out: by GPU memory, 256 without hardware.", examples=[128]
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None,
+        Meta(description="Tokens of one pass, prompts and decodes. Left out: by GPU memory, 2048 without hardware."),
+    ] = None
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None,
+        Meta(description="Longest sequence in tokens. Left out: the model's own, or the pool without a model."),
+    ] = None
+    enable_prefix_caching: Annotated[bool, Meta(description="Keep the blocks of finished text for later hits.")] = True
+    watermark: Annotated[
+        float,
+        Meta(
+            ge=0, lt=1, description="Share of the blocks kept free when something is admitted beside running requests."
+        ),
+    ] = 0.0
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"], Meta(description="Order of the waiting queue, and who is preempted.")
+    ] = "fcfs"
+    async_scheduling: Annotated[
+        Literal[False],
+        Meta(description="Must be false for now: only the synchronous scheduler is followed.", examples=[False]),
+    ] = False
+    enable_chunked_prefill: Annotated[bool, Meta(description="Cut prompts that do not fit into a pass.")] = True
+    long_prefill_token_threshold: Annotated[
+        int, Meta(ge=0, le=MAX_TOKENS, description="Most prompt tokens of one request in a pass; 0 for no cap.")
+    ] = 0
+    scheduler_reserve_full_isl: Annotated[
+        bool, Meta(description="Admit a prompt only when it fits whole, not just its first chunk.")
+    ] = True
+    num_lookahead_tokens: Annotated[
+        int, Meta(ge=0, le=1024, description="Slots held past the scheduled tokens for a drafter.")
+    ] = 0
+
+    @property
+    def page_size(self) -> int:
+        """A block, under the name that every engine shares."""
+        return self.block_size
+
+    @property
+    def pool_pages(self) -> int:
+        """Blocks that can be handed out: all but the null block."""
+        return self.num_gpu_blocks_override - 1
+
+    @property
+    def pool_tokens(self) -> int:
+        """Blocks x block size, the null block included, as the engine reports it."""
+        return self.num_gpu_blocks_override * self.block_size
+
+
+Engine = SglangFlags | VllmFlags
+
+
+def kind_of(engine: Engine) -> str:
+    """sglang or vllm."""
+    return "vllm" if isinstance(engine, VllmFlags) else "sglang"
 
 
 class Hardware(Part, frozen=True, kw_only=True):
@@ -327,6 +406,17 @@ class ExplicitRequest(Part, frozen=True, kw_only=True):
         bool | None,
         Meta(description="It generates all it asks for. Left out: the workload's.", examples=[False]),
     ] = None
+    priority: Annotated[
+        int, Meta(ge=-(2**31), le=2**31, description="Smaller is served earlier, under scheduling_policy: priority.")
+    ] = 0
+    prefix: Annotated[
+        tuple[tuple[Annotated[int, Meta(ge=0, le=MAX_REQUESTS)], Tokens], ...],
+        Meta(
+            max_length=64,
+            description="Runs [group, tokens]: the prompt starts with the first tokens of that group's text.",
+            examples=[[[2, 64]]],
+        ),
+    ] = ()
 
 
 class Trace(Part, frozen=True, kw_only=True):
@@ -440,7 +530,7 @@ class Scenario(Part, frozen=True, kw_only=True):
     ] = 0
     engine: Annotated[
         Engine,
-        Meta(examples=[{"page_size": 64, "max_total_tokens": 131072, "disable_radix_cache": True}]),
+        Meta(examples=[{"kind": "sglang", "page_size": 64, "max_total_tokens": 131072, "disable_radix_cache": True}]),
     ]
     model: Annotated[
         Annotated[str, Meta(min_length=1, max_length=4096)] | None,

@@ -40,6 +40,8 @@ class Draft(NamedTuple):
     output_tokens: int
     max_new_tokens: int | None
     ignore_eos: bool
+    priority: int = 0
+    prefix: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +162,13 @@ def _draft(workload: schema.Workload, number: int, request: schema.ExplicitReque
         at_fs = FS_PER_NS * nearest_ns(request.at_s)
     asked = workload.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
     ignore_eos = workload.ignore_eos if request.ignore_eos is None else request.ignore_eos
-    return Draft(number, at_fs, request.input_tokens, request.output_tokens, _asked(asked), ignore_eos)
+    return Draft(
+        number,
+        at_fs,
+        request.input_tokens,
+        request.output_tokens,
+        _asked(asked),
+        ignore_eos,
+        request.priority,
+        request.prefix,
+    )
