@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pagestorm.catalog.table import Facts, plain_name, read, suggestion
 from pagestorm.errors import ScenarioError
@@ -90,6 +90,14 @@ class Model(Facts, frozen=True, kw_only=True, forbid_unknown_fields=True):
     computed_linear_state_elements_per_seq: int | None = None
     source: str
     notes: str = ""
+    config: str | None = None
+    """The JSON text of the config.json that it was read from; None for a row of the table."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every column of the table by its name; None where the cell is empty."""
+        columns = super().as_dict()
+        del columns["config"]
+        return columns
 
     @property
     def name(self) -> str:
@@ -160,7 +168,13 @@ def models() -> tuple[Model, ...]:
 
 
 def model(name: str) -> Model:
-    """The model of that name or Hugging Face id, whatever its case, spaces and hyphens. Raises `ScenarioError`."""
+    """The model of that name or Hugging Face id, whatever its case, spaces and hyphens; or, for the path of a
+    config.json (or of the folder around it), the model that it describes. Raises `ScenarioError`."""
+    # Imported here: most runs name a model of the table.
+    from pagestorm.catalog import huggingface
+
+    if huggingface.is_path(name):
+        return huggingface.read_model(name)
     asked = plain_name(name)
     for each in models():
         if asked in (plain_name(each.model), plain_name(each.hf_id)):

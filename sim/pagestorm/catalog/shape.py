@@ -127,6 +127,7 @@ class Shape(Struct, frozen=True, kw_only=True):
     dense_intermediate: int | None
     mlp_matrices: int
     output_gate: bool
+    query_rank: int | None
     output_groups: int
     output_rank: int | None
     draft_layers: int | None
@@ -181,9 +182,14 @@ LAYER_TYPES = {
     "sliding_attention": SLIDING,
     "chunked_attention": CHUNKED,
     "linear_attention": LINEAR,
+    "deepseek_sparse_attention": FULL,
     "mamba": LINEAR,
+    "moe": NO_ATTENTION,
+    "mlp": NO_ATTENTION,
 }
 HYBRID_LETTERS = {"M": LINEAR, "*": FULL, "E": NO_ATTENTION, "-": NO_ATTENTION}
+BLOCK_LETTERS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+"""How Nemotron-H spells a layer in its pattern."""
 LLAMA4_FULL_EVERY = 4
 MAX_LAYERS, MAX_WIDTH = 10_000, 1 << 32
 
@@ -198,6 +204,11 @@ class _Reader:
         self.name = name
         self.source = source
         self.missing: list[str] = []
+
+        blocks = self.config.get("layers_block_type") or self.config.get("layer_types") or ()
+        self.pattern = str(self.config.get("hybrid_override_pattern") or "")
+        if not self.pattern and blocks and all(each in BLOCK_LETTERS for each in blocks):
+            self.pattern = "".join(BLOCK_LETTERS[each] for each in blocks)
 
     def get(self, key: str) -> Any:
         """The value of a key under any of its names; None where it is absent or null."""
@@ -224,9 +235,9 @@ class _Reader:
     def shape(self) -> Shape:
         if self.get("encoder_layers") is not None and self.get("num_hidden_layers") is None:
             raise ScenarioError("an encoder-decoder model has no KV pool that can be sized", key="model")
-        for key in REQUIRED:
+        for key in REQUIRED[bool(self.pattern) :]:
             self.number(key)
-        layer_count = self.number("num_hidden_layers") if not self.get("hybrid_override_pattern") else 0
+        layer_count = len(self.pattern) or self.number("num_hidden_layers")
         if layer_count > MAX_LAYERS:
             raise self.wrong("num_hidden_layers", f"is {layer_count}, more than {MAX_LAYERS}")
         heads = self.number("num_attention_heads")
@@ -256,6 +267,7 @@ class _Reader:
             dense_intermediate=self.dense_intermediate(),
             mlp_matrices=2 if str(self.get("mlp_hidden_act") or "").startswith("relu2") else 3,
             output_gate=bool(self.get("attn_output_gate") or self.get("mla_use_output_gate")),
+            query_rank=self.get("q_lora_rank"),
             output_groups=self.number("o_groups", 1),
             output_rank=self.get("o_lora_rank"),
             draft_layers=self.get("num_nextn_predict_layers"),
@@ -303,15 +315,15 @@ class _Reader:
 
     def layers(self, count: int) -> str:
         """A letter for each layer, from whichever of the families' ways to say it is there."""
-        if pattern := self.get("hybrid_override_pattern"):
-            return self.letters(pattern, HYBRID_LETTERS, "hybrid_override_pattern")
+        if self.pattern:
+            return self.letters(self.pattern, HYBRID_LETTERS, "hybrid_override_pattern")
         if self.get("compress_ratios") is not None:
             return LATENT_WINDOW * count
         linear = self.get("linear_attn_config")
         if isinstance(linear, Mapping) and linear.get("kda_layers"):
             recurrent = set(linear["kda_layers"])  # counted from 1
             return "".join(LINEAR if n + 1 in recurrent else FULL for n in range(count))
-        if types := self.get("layer_types") or self.get("layers_block_type"):
+        if types := self.get("layer_types"):
             return self.letters(types[:count], LAYER_TYPES, "layer_types")
         if types := self.get("hybrid_layer_pattern"):
             return self.letters(types[:count], {0: FULL, 1: SLIDING}, "hybrid_layer_pattern")
@@ -392,7 +404,7 @@ class _Reader:
                 self.missing.append("linear_attn_config.num_heads, linear_attn_config.head_dim")
                 heads = dim = 1
             return State("kda", heads, dim, heads, dim, linear.get("short_conv_kernel_size") or 4, dtype)
-        if self.get("hybrid_override_pattern") or self.get("mamba_num_heads"):
+        if self.pattern or self.get("mamba_num_heads"):
             heads, dim, groups, state, conv = (self.number(key) for key in MAMBA_FIELDS)
             return State("mamba2", heads, dim, groups, state, conv, dtype)
         key_heads, heads, key_dim, dim, conv = (self.number(key) for key in STATE_FIELDS)
@@ -401,8 +413,11 @@ class _Reader:
     def experts(self, layers: int) -> Experts | None:
         if self.get("num_experts") is None:
             return None
-        hidden = self.number("routed_expert_hidden_size", self.number("hidden_size"))
-        intermediate = self.number("moe_intermediate_size", self.number("intermediate_size"))
+        hidden = self.number("hidden_size")
+        for key in ("routed_expert_hidden_size", "moe_latent_size"):
+            hidden = self.number(key, hidden)
+        width = "moe_intermediate_size" if self.get("moe_intermediate_size") else "intermediate_size"
+        intermediate = self.number(width)
         return Experts(
             self.number("num_experts"),
             self.number("num_experts_per_tok"),
@@ -422,8 +437,8 @@ class _Reader:
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's MLP is a mixture of experts."""
-        if pattern := self.get("hybrid_override_pattern"):
-            return bool(pattern[layer] == "E")
+        if self.pattern:
+            return self.pattern[layer] == "E"
         if types := self.get("mlp_layer_types"):
             return bool(types[layer] == "sparse")
         frequency = self.get("moe_layer_freq")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pagestorm.diagnosis import DECODE_OOM, PREFILL_OOM, PROMPT_LIMIT, REJECTION, Diagnosis, diagnose
 from pagestorm.report import theme
+from pagestorm.report.verdict import taken_back
 from pagestorm.report.words import duration, percent, plural
 
 if TYPE_CHECKING:
@@ -82,31 +83,28 @@ class Plots:
         rows = self._result.timeline_rows
         if not rows:
             return self._nothing_in_time(width_in)
-        figure = theme.new_figure(width_in, 7.0)
-        pool, running, waiting, ratio = figure.subplots(4, 1, sharex=True, height_ratios=[3.4, 1, 1, 1])
-        scale_ns, unit = _time_unit(rows[-1].time_ns)
+        lines = [("running", "running\n(requests)", theme.BLUE), ("waiting", "waiting\n(requests)", theme.ORANGE)]
+        if not np.isnan(_column(rows, "new_token_ratio")).all():
+            lines.append(("new_token_ratio", "new-token\nratio", theme.GREEN))
+        figure = theme.new_figure(width_in, 4.0 + len(lines))
+        pool, *below = figure.subplots(1 + len(lines), 1, sharex=True, height_ratios=[3.4, *[1] * len(lines)])
+        scale_ns, unit = time_unit(rows[-1].time_ns)
         theme.dress(pool, "pages")
-        theme.dress(running, "running\n(requests)")
-        theme.dress(waiting, "waiting\n(requests)")
-        theme.dress(ratio, "new-token\nratio", f"simulated time ({unit})")
-        _title(pool, self._seen_in_time(), width_in)
+        headline(pool, self._seen_in_time(), width_in)
         time = np.array([row.time_ns for row in rows], dtype=np.float64) / scale_ns
         self._draw_pages(pool, time)
-        for axes, name, colour in (
-            (running, "running", theme.BLUE),
-            (waiting, "waiting", theme.ORANGE),
-            (ratio, "new_token_ratio", theme.GREEN),
-        ):
+        for axes, (name, label, colour) in zip(below, lines, strict=True):
+            theme.dress(axes, label, f"simulated time ({unit})" if axes is below[-1] else "")
             values = _column(rows, name)
             kept = thin(time, values, MOST_COLUMNS)
             # Requests come and go at an instant; the ratio creeps down and jumps up.
-            jumps = np.diff(values[kept]) > 0 if axes is ratio else np.diff(values[kept]) != 0
+            jumps = np.diff(values[kept]) > 0 if name == "new_token_ratio" else np.diff(values[kept]) != 0
             axes.plot(*hold(time[kept], jumps, values[kept]), color=colour, linewidth=1.3)
             axes.set_ylim(0, (float(values.max()) or 1.0) * 1.15)
-        _whole_numbers(running, waiting)
+        whole_numbers(*below[:2])
         last = max(float(time[-1]), self._result.summary["simulated_s"] * 1e9 / scale_ns)
-        ratio.set_xlim(0.0, last if last > 0 else 1.0)
-        self._draw_marks([pool, running, waiting, ratio], scale_ns)
+        pool.set_xlim(0.0, last if last > 0 else 1.0)
+        self._draw_marks([pool, *below], scale_ns)
         _legend(figure, pool, 2 if width_in < 6 else 4)
         return figure
 
@@ -114,7 +112,7 @@ class Plots:
         figure = theme.new_figure(width_in, 2.2)
         axes = figure.subplots()
         theme.dress(axes, "pages", "simulated time")
-        _title(axes, self._seen_in_time(), width_in)
+        headline(axes, self._seen_in_time(), width_in)
         theme.say(axes, "no decode pass was launched")
         return figure
 
@@ -135,7 +133,7 @@ class Plots:
         )
         pages = rows[0].pool_pages
         axes.set_ylim(0, pages)
-        _whole_numbers(axes)
+        whole_numbers(axes)
         axes.set_yticks([*(tick for tick in axes.get_yticks() if 0 <= tick < 0.91 * pages), pages])
 
     def _draw_marks(self, axes: list[Axes], scale_ns: float) -> None:
@@ -156,7 +154,7 @@ class Plots:
                 markeredgewidth=0.6,
                 clip_on=False,
                 zorder=5,
-                label=f"retraction ({found.victims:,})",
+                label=f"{taken_back(self._result.summary)[0]} ({found.victims:,})",
             )
         for oom in found.first[DECODE_OOM] + found.first[PREFILL_OOM]:
             at = oom.time_ns / scale_ns
@@ -183,9 +181,8 @@ class Plots:
             return f"Out of memory {duration(oom.time_ns / 1e9)} into the run"
         share = percent(peak, pages)
         most = f"at most {share} of {plural(pages, 'page')} in use"
-        if summary["retractions"]:
-            return f"{plural(summary['retractions'], 'retraction')}, {most}"
-        return f"No retraction, {most}"
+        noun, count = taken_back(summary)
+        return f"{plural(count, noun)}, {most}" if count else f"No {noun}, {most}"
 
     # --- lengths -----------------------------------------------------------------------------------------------
 
@@ -197,8 +194,8 @@ class Plots:
         prompt_tokens, output_tokens = self._prompts(), self._outputs()
         theme.dress(prompts, "requests", "prompt (tokens)")
         theme.dress(outputs, "requests", "output (tokens)")
-        _title(prompts, _spread("Prompts", prompt_tokens), width_in)
-        _title(outputs, _spread("Outputs", output_tokens), width_in)
+        headline(prompts, _spread("Prompts", prompt_tokens), width_in)
+        headline(outputs, _spread("Outputs", output_tokens), width_in)
         refused = self._diagnosis.tallies.get(f"{REJECTION}: {PROMPT_LIMIT}")
         limit = [refused.limit_tokens] if refused is not None else []
         _histogram(prompts, prompt_tokens, theme.BLUE, "no request arrived", in_view=limit)
@@ -228,7 +225,7 @@ class Plots:
         figure = theme.new_figure(width_in, 3.8)
         axes = figure.subplots()
         theme.dress(axes, "share of finished requests (%)", "time since arrival (s)")
-        _title(axes, self._seen_in_latency(), width_in)
+        headline(axes, self._seen_in_latency(), width_in)
         columns: dict[str, Any] = self._result.request_table.columns()
         finished = self._finished(columns)
         if not finished.any():
@@ -322,8 +319,8 @@ def _histogram(axes: Axes, tokens: Indices, colour: str, empty: str, in_view: Se
         middle = (low + high) / 2
         axes.set_xlim(max(-0.5, middle - 4), middle + 4)
     if axes.get_xscale() == "linear":
-        _whole_numbers(axes, x=True)
-    _whole_numbers(axes)
+        whole_numbers(axes, x=True)
+    whole_numbers(axes)
 
 
 def _draw_limit(axes: Axes, tokens: int) -> None:
@@ -366,7 +363,7 @@ def _legend(figure: Figure, axes: Axes, columns: int) -> None:
         )
 
 
-def _title(axes: Axes, text: str, width_in: float) -> None:
+def headline(axes: Axes, text: str, width_in: float) -> None:
     """Left-aligned, broken into lines where it would not fit, never between a number and its unit."""
     place = axes.get_subplotspec()
     share = 1.0 if place is None else 1.0 / place.get_gridspec().ncols
@@ -376,7 +373,7 @@ def _title(axes: Axes, text: str, width_in: float) -> None:
     axes.set_title(lines, loc="left", fontsize=11, color=theme.INK, fontweight="bold", pad=12)
 
 
-def _whole_numbers(*many: Axes, x: bool = False) -> None:
+def whole_numbers(*many: Axes, x: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     for axes in many:
@@ -393,7 +390,7 @@ def _ints(column: object) -> Indices:
     return np.asarray(column, dtype=np.int64)
 
 
-def _time_unit(end_ns: float) -> tuple[float, str]:
+def time_unit(end_ns: float) -> tuple[float, str]:
     """Nanoseconds a unit, and its name."""
     seconds = end_ns / 1e9
     if seconds < 1:

@@ -188,7 +188,9 @@ class VllmFlags(Part, frozen=True, kw_only=True, tag_field="kind", tag="vllm"):
     watermark: Annotated[
         float,
         Meta(
-            ge=0, lt=1, description="Share of the blocks kept free when something is admitted beside running requests."
+            ge=0,
+            le=0.999,
+            description="Share of the blocks kept free when something is admitted beside running requests.",
         ),
     ] = 0.0
     scheduling_policy: Annotated[
