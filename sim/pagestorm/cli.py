@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pagestorm.errors import Divergence, InvariantBroken, MemoryRefused, PagestormError, PoolCorruption, ScenarioError
+from pagestorm.errors import (
+    Divergence,
+    InvariantBroken,
+    MemoryRefused,
+    PagestormError,
+    PoolCorruption,
+    ReferenceUnavailable,
+    ScenarioError,
+)
 
 if TYPE_CHECKING:
     from pagestorm.diagnosis import Diagnosis
     from pagestorm.events import Sink
+    from pagestorm.catch import Found
     from pagestorm.report.output import OutputFolder
     from pagestorm.runs import Progress, Result
     from pagestorm.scenario import Scenario
+    from pagestorm.scenario.schema import Against
 
 OK, EXPECTATION_FAILED, BAD_INPUT, BROKEN, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -28,6 +38,12 @@ Examples:
   pagestorm run first-retraction
   pagestorm run first-retraction --pools sim,torch --out runs/first
   pagestorm run decode-oom-page-64 --set engine.page_size=32 --json
+"""
+
+EPILOG_FUZZ = """\b
+Examples:
+  pagestorm fuzz --against step
+  pagestorm fuzz --against sglang --examples 2000 --seed 7 --out found
 """
 
 
@@ -103,17 +119,96 @@ def run(
     return _check_expectations(result)
 
 
+@cli.command(epilog=EPILOG_FUZZ)
+@click.option(
+    "--against",
+    required=True,
+    type=click.Choice(["step", "torch", "sglang", "vllm"]),
+    help="Leaping beside stepping, the torch pool beside the plain one, or our model beside the engine's own code.",
+)
+@click.option("--examples", type=click.IntRange(1, 10**7), default=1000, show_default=True, help="How many scenarios.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Same seed, same hunt.")
+@click.option(
+    "--engine",
+    type=click.Choice(["sglang", "vllm"]),
+    help="Whose scenarios to draw, for step and torch.  [default: sglang]",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for what is found. Left out: this one.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def fuzz(against: Against, examples: int, seed: int, engine: str | None, out: Path | None, quiet: bool) -> int:
+    """Hunt for a scenario on which two ways to compute the same thing disagree.
+
+    Hypothesis draws scenarios and steers them towards pressure. What parts the two sides is shrunk and saved as a
+    scenario for `pagestorm replay`; then the exit code is 3 and the last line its path. Exits 1 when no scenario came
+    under pressure, 2 or 4 when the engine to compare with is missing or broken (make reference).
+    """
+    if against in ("sglang", "vllm") and engine not in (None, against):
+        raise click.UsageError(f"--against {against} draws scenarios of {against}; leave --engine out")
+    from pagestorm.catch import as_text
+
+    if out is not None:
+        _make_folder(out)
+    hunt, open_referee = _hunt_and_referee()
+    kind = against if against in ("sglang", "vllm") else engine or "sglang"
+    with _Bar(quiet) as bar, open_referee(against) as referee:
+        progress = bar.counting(examples) if bar.on else None
+        catch = hunt(against, referee, examples=examples, start=seed, engine=kind, progress=progress)
+    click.echo(as_text(catch))
+    if catch.found is not None:
+        return _save_finding(catch.found, against, out)
+    if catch.interrupted:
+        return INTERRUPTED
+    if not catch.under_pressure:
+        click.echo("pagestorm: no scenario came under pressure, so this hunt proves nothing: raise --examples", err=True)
+        return EXPECTATION_FAILED
+    return OK
+
+
+def _hunt_and_referee() -> tuple[Any, Any]:
+    try:
+        from pagestorm.hunt import hunt
+        from pagestorm.referees import open_referee
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ScenarioError("fuzz needs Hypothesis: pip install 'pagestorm[test]'") from error
+    return hunt, open_referee
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ScenarioError(f"cannot be made a folder: {error.strerror}; name another --out", file=str(out)) from error
+
+
+def _save_finding(found: Found, against: Against, out: Path | None) -> int:
+    from pagestorm.reproducer import write_reproducer
+
+    pools = ("paged", "torch") if against == "torch" else ("counting",)
+    path = write_reproducer(found.scenario, pools, False, found.error, against=against, folder=out)
+    click.echo(f"pagestorm: {type(found.error).__name__}: {found.error}", err=True)
+    click.echo(f"pagestorm: run it again with: pagestorm replay {path}", err=True)
+    click.echo(str(path))
+    return BROKEN
+
+
 @cli.command(epilog="\b\nExample:\n  pagestorm replay divergence-3f2a.yaml")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 def replay(file: Path, device: str) -> int:
     """Run a saved reproducer again. Exits 3 while it still shows the fault, 0 when it no longer does."""
+    from pagestorm.referees import FAULTS, open_referee
     from pagestorm.reproducer import read_reproducer
 
     found = read_reproducer(file)
     try:
-        _simulate(found.scenario, list(found.pools), device=device, quiet=True, reproduce=False, step=found.step)
-    except (Divergence, PoolCorruption, InvariantBroken) as error:
+        if found.against is None:
+            _simulate(found.scenario, list(found.pools), device=device, quiet=True, reproduce=False, step=found.step)
+        else:
+            with open_referee(found.against) as referee:
+                referee(found.scenario)
+    except FAULTS as error:
         same = type(error).__name__ == found.kind
         click.echo(f"{'same verdict' if same else 'another verdict'}: {type(error).__name__}: {error}")
         return BROKEN
@@ -206,7 +301,7 @@ class _Bar:
     """A progress bar on stderr, shown only on a terminal and only when a run takes longer than a moment."""
 
     def __init__(self, quiet: bool) -> None:
-        self._on = not quiet and sys.stderr.isatty()
+        self.on = not quiet and sys.stderr.isatty()
         self._bar: Any = None
         self._shown = 0
 
@@ -219,7 +314,14 @@ class _Bar:
 
     @property
     def show(self) -> Callable[[Progress], None] | None:
-        return self._show if self._on else None
+        return self._show if self.on else None
+
+    def counting(self, total: int) -> Callable[[int], None]:
+        """Shows how many of `total` scenarios were compared."""
+        from tqdm import tqdm
+
+        self._bar = bar = tqdm(total=total, unit="scenario", delay=0.5, mininterval=0.2, leave=False)
+        return lambda count: bar.update(count - bar.n)
 
     def _show(self, progress: Progress) -> None:
         if self._bar is None:
@@ -362,6 +464,8 @@ def invoke(arguments: list[str] | None = None) -> int:
             line=None,
             key=None,
         )
+    except ReferenceUnavailable as error:
+        return _refuse(as_json, BAD_INPUT if error.missing else REFUSED, str(error), file=None, line=None, key=None)
     except _Broken as broken:
         click.echo(f"pagestorm: {type(broken.error).__name__}: {broken.error}", err=True)
         click.echo(f"pagestorm: run it again with: pagestorm replay {broken.path}", err=True)

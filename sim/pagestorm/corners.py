@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from pagestorm.engine.sglang import ABORT_LAST, QUEUE_FULL
 from pagestorm.events import RawEvent
@@ -39,6 +40,10 @@ class Seen:
     def requests(self) -> tuple[ExplicitRequest, ...]:
         return self.result.scenario.workload.requests or ()
 
+    def flag(self, name: str) -> Any:
+        """A flag of the engine, None where this kind of engine has none of that name."""
+        return getattr(self.result.scenario.engine, name, None)
+
     @cached_property
     def chunked(self) -> int:
         """Prompts that were cut."""
@@ -70,6 +75,10 @@ class Seen:
         return ABORT_LAST in self.reasons
 
 
+Corner = Callable[[Seen], bool]
+"""Whether a run reached it."""
+
+
 def _in_phase(seen: Seen) -> bool:
     """Prompts that end at the same place of a page, so that all of them open the next one together."""
     phases = Counter(r.input_tokens % seen.page_size for r in seen.requests)
@@ -85,7 +94,8 @@ def _long_decode(seen: Seen) -> bool:
 
 
 def _tiny_chunks(seen: Seen) -> bool:
-    return seen.result.scenario.engine.chunked_prefill_size == seen.page_size and seen.chunked > 0
+    budget = seen.flag("chunked_prefill_size") or seen.flag("max_num_batched_tokens")
+    return budget == max(seen.page_size, int(seen.flag("max_num_seqs") or 0)) and seen.chunked > 0
 
 
 def _on_a_round(seen: Seen) -> bool:
@@ -100,22 +110,22 @@ def _ignored(seen: Seen) -> bool:
 
 
 def _too_long(seen: Seen) -> bool:
-    return any(reason.startswith("Input length") for reason in seen.reasons)
+    return any(QUEUE_FULL not in event[12] for event in seen.kinds.get("reject", ()))
 
 
-def _page(size: int) -> Callable[[Seen], bool]:
+def _page(size: int) -> Corner:
     return lambda seen: seen.page_size == size
 
 
-def _counted(key: str) -> Callable[[Seen], bool]:
+def _counted(key: str) -> Corner:
     return lambda seen: seen.counted(key) > 0
 
 
-def _reason(reason: str, kind: str) -> Callable[[Seen], bool]:
+def _reason(reason: str, kind: str) -> Corner:
     return lambda seen: reason in seen.reasons and kind in seen.kinds
 
 
-CORNERS: dict[str, Callable[[Seen], bool]] = {
+EVERYWHERE: dict[str, Corner] = {
     **{f"page {size}": _page(size) for size in (1, 2, 16, 64, 128, 256)},
     "in-phase lengths": _in_phase,
     "prompt of one token": lambda seen: any(r.input_tokens == 1 for r in seen.requests),
@@ -130,12 +140,26 @@ CORNERS: dict[str, Callable[[Seen], bool]] = {
     "stop-token ending": _reason("stop", "finish"),
     "length ending": _reason("length", "finish"),
     "stop token ignored": _ignored,
+    "prompt too long": _too_long,
+}
+SGLANG: dict[str, Corner] = {
+    "overlap": lambda seen: seen.flag("disable_overlap_schedule") is False,
+    "retraction": _counted("retractions"),
     "refused by a full queue": _reason(QUEUE_FULL, "reject"),
     "retracted into a full queue": _reason(QUEUE_FULL, "abort"),
-    "prompt too long": _too_long,
-    "overlap": lambda seen: not seen.result.scenario.engine.disable_overlap_schedule,
-    "retraction": _counted("retractions"),
     "decode out of memory": _counted("decode_oom"),
     "last request aborted": _reason(ABORT_LAST, "abort"),
 }
-"""Corners by name. Each is reached at least once in a thousand drawn scenarios."""
+VLLM: dict[str, Corner] = {
+    "preemption": _counted("preemptions"),
+    "two preemptions of one request": lambda seen: max(seen.result.requests["preemptions"], default=0) > 1,
+    "preemption by priority": lambda seen: seen.flag("scheduling_policy") == "priority" and "preempt" in seen.kinds,
+    "hit in the prefix cache": _counted("cached_tokens"),
+    "preemption with a watermark": lambda seen: bool(seen.flag("watermark")) and "preempt" in seen.kinds,
+    "room for drafts": lambda seen: bool(seen.flag("num_lookahead_tokens")),
+}
+
+
+def corners_of(engine: str) -> dict[str, Corner]:
+    """Corners by name. Each is reached at least once in a thousand drawn scenarios of that engine."""
+    return EVERYWHERE | (VLLM if engine == "vllm" else SGLANG)

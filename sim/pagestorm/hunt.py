@@ -6,72 +6,25 @@ scenarios. Needs Hypothesis (`pip install 'pagestorm[test]'`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
+from hypothesis.strategies import SearchStrategy
 
-from pagestorm.corners import CORNERS, Seen
+from pagestorm.catch import Catch, Found
+from pagestorm.corners import Seen
 from pagestorm.errors import PagestormError
 from pagestorm.referees import FAULTS, Referee
 from pagestorm.scenario import Scenario
 from pagestorm.strategies import Mapped, scenario, scenarios
 
-BINS = (0, 1, 2, 4, 8, 16, 64)
-"""Lower ends of the bins of a histogram of counts."""
 ROUND_EXAMPLES = 100
 """Steering spends the second half of a round around what it found in the first: many short rounds see more corners."""
 MOST_ROUNDS = 1 << 20
 ENOUGH_SHORTAGES = 8
-COUNTED = {"retractions": "retractions", "preemptions": "preemptions", "evicted tokens": "evicted_tokens"}
-"""Histogram -> key of the summary; one that does not apply is left out."""
-
-
-@dataclass
-class Found:
-    """A scenario on which the two sides part, as small as it could be made."""
-
-    scenario: Scenario
-    error: Exception
-
-
-@dataclass
-class Catch:
-    """What a hunt saw. Histograms are label -> runs; corners are counted in runs too."""
-
-    against: str
-    examples: int = 0
-    """Different scenarios that were compared, those of shrinking left out."""
-    under_pressure: int = 0
-    """How many of them retracted, preempted or ran out of memory."""
-    engine_steps: int = 0
-    histograms: dict[str, Counter[str]] = field(default_factory=dict)
-    corners: Counter[str] = field(default_factory=Counter)
-    found: Found | None = None
-    interrupted: bool = False
-
-    def add(self, seen: Seen) -> None:
-        """Count one run in."""
-        self.examples += 1
-        self.under_pressure += seen.shortages > 0
-        self.engine_steps += seen.counted("engine_steps")
-        self.corners.update(name for name, reached in CORNERS.items() if reached(seen))
-        self._count("page size", str(seen.page_size))
-        self._count("peak use", _tenth(seen.peak_use))
-        self._count("chunked prompts", _bin(seen.chunked))
-        for name, key in COUNTED.items():
-            if seen.result.summary.get(key) is not None:
-                self._count(name, _bin(seen.counted(key)))
-
-    @property
-    def missed(self) -> list[str]:
-        """Corners that no run reached."""
-        return [name for name in CORNERS if not self.corners[name]]
-
-    def _count(self, histogram: str, label: str) -> None:
-        self.histograms.setdefault(histogram, Counter())[label] += 1
+"""More shortages in one run are no better."""
 
 
 class _Stop(BaseException):
@@ -80,6 +33,10 @@ class _Stop(BaseException):
     def __init__(self, error: PagestormError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class _Enough(BaseException):
+    """Leaves Hypothesis because as many scenarios were compared as were asked for."""
 
 
 class _Parted(Exception):
@@ -100,13 +57,16 @@ def hunt(
     `progress` is told how many were compared. Ctrl-C ends the hunt with what it has. Raises what a referee raises when
     it cannot compare at all (`ReferenceUnavailable`, `ScenarioError`, `MemoryRefused`).
     """
-    trail = _Trail(Catch(against), referee, progress)
+    # A pool with page ids cannot follow a prefix cache yet.
+    drawn = scenarios(engine, prefix_caching=False if against == "torch" else None)
+    trail = _Trail(Catch(against, engine), referee, examples, progress)
     try:
         for number in range(MOST_ROUNDS):
-            left = examples - trail.catch.examples
-            if not left or trail.last is not None:
+            _round(trail, min(examples, ROUND_EXAMPLES), start * MOST_ROUNDS + number, drawn)
+            if trail.last is not None:
                 break
-            _round(trail, min(left, ROUND_EXAMPLES), start * MOST_ROUNDS + number, engine)
+    except _Enough:
+        pass
     except _Stop as stop:
         raise stop.error from None
     except KeyboardInterrupt:
@@ -115,7 +75,7 @@ def hunt(
     return trail.catch
 
 
-def _round(trail: _Trail, examples: int, start: int, engine: str) -> None:
+def _round(trail: _Trail, examples: int, start: int, drawn: SearchStrategy[Mapped]) -> None:
     """Draw, steer, and shrink what parted the two sides: one run of Hypothesis."""
 
     @seed(start)
@@ -130,7 +90,7 @@ def _round(trail: _Trail, examples: int, start: int, engine: str) -> None:
         phases=(Phase.generate, Phase.target, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenarios(engine))
+    @given(drawn)
     def probe(data: Mapped) -> None:
         if not trail.follow(data):
             raise _Parted
@@ -152,11 +112,14 @@ class _Verdict:
 class _Trail:
     """The scenarios tried so far. Each is run once and counted once, however often it is drawn."""
 
-    def __init__(self, catch: Catch, referee: Referee, progress: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, catch: Catch, referee: Referee, examples: int, progress: Callable[[int], None] | None
+    ) -> None:
         self.catch = catch
         self.last: Found | None = None
         """The finding that was tried last."""
         self._referee = referee
+        self._examples = examples
         self._progress = progress
         self._verdicts: dict[int, _Verdict] = {}
 
@@ -184,16 +147,6 @@ class _Trail:
             self.catch.add(seen)
             if self._progress is not None:
                 self._progress(self.catch.examples)
+            if self.catch.examples >= self._examples:
+                raise _Enough
         return _Verdict(None, seen.peak_use, seen.shortages)
-
-
-def _tenth(share: float) -> str:
-    """The tenth of 1 in which a share lies; all of it is a bin of its own."""
-    return "100%" if share >= 1 else f"{int(share * 10) * 10}-{int(share * 10) * 10 + 10}%"
-
-
-def _bin(count: int) -> str:
-    """The bin of a small count: 0, 1, 2-3, 4-7, ..."""
-    low = max(bound for bound in BINS if bound <= count)
-    high = next((bound - 1 for bound in BINS if bound > low), None)
-    return f"{low}+" if high is None else str(low) if high == low else f"{low}-{high}"

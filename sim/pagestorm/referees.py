@@ -36,7 +36,7 @@ FAULTS: tuple[type[Exception], ...] = (
 )
 """What a referee raises when Pagestorm is wrong: the first three, or an error that nobody meant to raise."""
 
-REFEREES = ("step", "torch", "sglang")
+REFEREES = ("step", "torch", "sglang", "vllm")
 """Names that `open_referee` takes."""
 MOST_STEPS = 20_000
 """Passes of a real engine that are compared in one run."""
@@ -58,7 +58,7 @@ def open_referee(against: str, *, max_steps: int = MOST_STEPS) -> Iterator[Refer
             yield by_steps
         case "torch":
             yield by_pools
-        case "sglang":
+        case "sglang" | "vllm":
             with _reference(against, max_steps) as referee:
                 yield referee
         case _:

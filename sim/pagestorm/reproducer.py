@@ -8,35 +8,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagestorm.errors import PagestormError, ScenarioError
+from pagestorm.errors import ScenarioError
 from pagestorm.scenario import Scenario, load, resolve, to_yaml, with_reproduces
+from pagestorm.scenario.schema import Against
 from pagestorm.wholefile import write_whole
 
 
 @dataclass(frozen=True, slots=True)
 class Reproducer:
-    """A scenario, the pools that ran it in lockstep and what went wrong."""
+    """A scenario, the pools that ran it in lockstep or whom it was compared with, and what went wrong."""
 
     scenario: Scenario
     pools: tuple[str, ...]
     step: bool
     kind: str
     message: str
+    against: Against | None = None
 
 
-def write_reproducer(scenario: Scenario, pools: Sequence[str], step: bool, error: PagestormError) -> Path:
-    """Save it in the working folder, or where that cannot be written in the one for temporary files."""
+def write_reproducer(
+    scenario: Scenario,
+    pools: Sequence[str],
+    step: bool,
+    error: Exception,
+    *,
+    against: Against | None = None,
+    folder: Path | None = None,
+) -> Path:
+    """Save it in `folder` or the working folder, or where that cannot be written in the one for temporary files."""
     marked = with_reproduces(
-        resolve(scenario), kind=type(error).__name__, message=str(error), pools=tuple(pools), step=step
+        resolve(scenario), kind=type(error).__name__, message=str(error), pools=pools, step=step, against=against
     )
     text = to_yaml(marked)
     name = f"pagestorm-{type(error).__name__.lower()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml"
-    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+    first = folder or Path.cwd()
+    for place in (first, Path(tempfile.gettempdir())):
         try:
-            return write_whole(folder / name, text)
+            return write_whole(place / name, text)
         except OSError:
             continue
-    raise ScenarioError(f"no folder to save the reproducer in: neither {Path.cwd()} nor {tempfile.gettempdir()}")
+    raise ScenarioError(f"no folder to save the reproducer in: neither {first} nor {tempfile.gettempdir()}")
 
 
 def read_reproducer(path: Path) -> Reproducer:
@@ -47,4 +58,4 @@ def read_reproducer(path: Path) -> Reproducer:
         raise ScenarioError(
             "is a plain scenario, not a saved reproducer; run it with: pagestorm run", file=str(path), key="reproduces"
         )
-    return Reproducer(scenario, found.pools, found.step, found.kind, found.message)
+    return Reproducer(scenario, found.pools, found.step, found.kind, found.message, found.against)

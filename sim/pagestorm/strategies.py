@@ -64,20 +64,22 @@ def scenario(data: Mapping[str, object]) -> Scenario:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, engine: str = "sglang", pressure: bool | None = None) -> Mapped:
-    """Whole scenarios of an engine, accepted by `pagestorm.scenario.from_mapping`.
+def scenarios(
+    draw: st.DrawFn, engine: str = "sglang", pressure: bool | None = None, prefix_caching: bool | None = None
+) -> Mapped:
+    """Whole scenarios of an engine (sglang or vllm), accepted by `pagestorm.scenario.from_mapping`.
 
-    `pressure`: True asks for more than the pool has, so that most runs retract; False keeps to what fits easily; None
-    draws either. Between them they reach every page size of `PAGE_SIZES`, prompts that start in the same phase of a
-    page, prompts and outputs of one token, exactly full pools, chunks of one page, bursts and closed loops, arrivals at
-    the instant of a planning round, long decodes, endings by stop token and by length, ignored stop tokens, queue
-    limits, prompts that are too long, a lone request that outgrows the pool, and wrong decode checks.
-    Raises ValueError for an engine that has no strategies.
+    `pressure`: True asks for more than the pool has, so that many runs retract or preempt; False keeps to what fits
+    easily; None draws either. `prefix_caching`: whether vLLM's cache is on; None draws either.
+
+    Between them they reach every page size of `PAGE_SIZES`, prompts that end in the same phase of a page, prompts and
+    outputs of one token, exactly full pools, chunks of one page, bursts and closed loops, arrivals at the instant of a
+    planning round, long decodes, endings by stop token and by length, ignored stop tokens, prompts that are too long;
+    for SGLang also queue limits, wrong decode checks and a lone request that outgrows the pool; for vLLM priorities,
+    shared prefixes, watermarks and room for drafts. Raises ValueError for any other engine.
     """
-    if engine != "sglang":
-        raise ValueError(f"no strategies for the engine {engine!r}; there are some for sglang")
     pressed = draw(st.sampled_from((True, True, True, True, False))) if pressure is None else pressure
-    server = draw(engines(pressed))
+    server = draw(engines(engine, pressed, prefix_caching))
     return {
         "name": "drawn",
         "engine": server,
@@ -92,9 +94,21 @@ def steptimes() -> st.SearchStrategy[Mapped]:
     return st.sampled_from((plain, {"kind": "linear"})).map(dict)
 
 
+def engines(
+    engine: str = "sglang", pressure: bool = True, prefix_caching: bool | None = None
+) -> st.SearchStrategy[Mapped]:
+    """Flags of a server with a small pool, the `engine` part of a scenario; arguments as for `scenarios`."""
+    match engine:
+        case "sglang":
+            return _sglang_flags(pressure)
+        case "vllm":
+            return _vllm_flags(prefix_caching)
+        case _:
+            raise ValueError(f"no strategies for the engine {engine!r}; there are some for sglang and vllm")
+
+
 @st.composite
-def engines(draw: st.DrawFn, pressure: bool = True) -> Mapped:
-    """Flags of an SGLang server with a small pool, the `engine` part of a scenario."""
+def _sglang_flags(draw: st.DrawFn, pressure: bool) -> Mapped:
     page = draw(st.sampled_from(PAGE_SIZES))
     oddity = draw(_seldom("small batch", "queue", "queue", "context", "check", "check", "tiny pool", "no clip"))
     outgrown = oddity == "no clip" and draw(_one_in(3))
@@ -123,6 +137,37 @@ def engines(draw: st.DrawFn, pressure: bool = True) -> Mapped:
     return flags
 
 
+@st.composite
+def _vllm_flags(draw: st.DrawFn, prefix_caching: bool | None) -> Mapped:
+    size = draw(st.sampled_from(PAGE_SIZES))
+    oddity = draw(_seldom("small batch", "context", "context", "tiny pool", "drafts", "long prompts", "first chunk"))
+    usable = draw(_pages(size, oddity == "tiny pool"))
+    seqs = draw(st.sampled_from((1, 2, 4) if oddity == "small batch" else (64, 32, 16)))
+    longest = draw(st.integers(2, usable * size)) if oddity == "context" else usable * size
+    batched = max(seqs, draw(st.sampled_from((2048, 8192, size, 2 * size, 8 * size, seqs + 5))))
+    flags: Mapped = {
+        "kind": "vllm",
+        "block_size": size,
+        "num_gpu_blocks_override": usable + 1,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": batched,
+        "max_model_len": longest,
+        "enable_prefix_caching": draw(st.booleans()) if prefix_caching is None else prefix_caching,
+        "watermark": draw(st.sampled_from((0.0, 0.0, 0.02, 0.1, 0.3))),
+        "scheduling_policy": draw(st.sampled_from(("fcfs", "fcfs", "priority"))),
+    }
+    if batched >= longest:
+        flags["enable_chunked_prefill"] = draw(st.booleans())
+    match oddity:
+        case "drafts":
+            flags["num_lookahead_tokens"] = draw(st.integers(1, 5))
+        case "long prompts":
+            flags["long_prefill_token_threshold"] = draw(st.sampled_from((1, 7, size)))
+        case "first chunk":
+            flags["scheduler_reserve_full_isl"] = False
+    return flags
+
+
 def _pages(page: int, tiny: bool) -> st.SearchStrategy[int]:
     """Pages of the pool: few enough to be filled within some hundred steps."""
     if tiny:
@@ -133,8 +178,10 @@ def _pages(page: int, tiny: bool) -> st.SearchStrategy[int]:
 @st.composite
 def workloads(draw: st.DrawFn, engine: Mapping[str, Any], pressure: bool = True) -> Mapped:
     """Requests written out for a server with these flags, the `workload` part of a scenario."""
-    pool = int(engine["max_total_tokens"])
-    requests = draw(_requests(engine, pressure))
+    page, pool = _pool_of(engine)
+    requests = draw(_requests(page, pool, pressure))
+    if engine["kind"] == "vllm":
+        requests = [request | draw(_identity(page)) for request in requests]
     if draw(_one_in(8)):
         concurrency = draw(st.integers(1, max(1, len(requests))))
         return {"arrivals": {"process": "closed_loop", "concurrency": concurrency}, "requests": requests}
@@ -147,10 +194,16 @@ def workloads(draw: st.DrawFn, engine: Mapping[str, Any], pressure: bool = True)
     return {"requests": timed}
 
 
+def _pool_of(engine: Mapping[str, Any]) -> tuple[int, int]:
+    """Page size and pool, in tokens."""
+    if engine["kind"] == "vllm":
+        return int(engine["block_size"]), int(engine["block_size"]) * (int(engine["num_gpu_blocks_override"]) - 1)
+    return int(engine["page_size"]), int(engine["max_total_tokens"])
+
+
 @st.composite
-def _requests(draw: st.DrawFn, engine: Mapping[str, Any], pressure: bool) -> list[Mapped]:
+def _requests(draw: st.DrawFn, page: int, pool: int, pressure: bool) -> list[Mapped]:
     """Requests without arrivals. About `crowd` of them fill the pool by the time they end."""
-    page, pool = int(engine["page_size"]), int(engine["max_total_tokens"])
     oddity = draw(_seldom("giants", "brief", "ignored", "some ignored", "slack"))
     crowd = draw(st.sampled_from(CROWDS)) if pressure else 64
     share = max(1, pool // crowd)
@@ -192,6 +245,14 @@ def _request(input_tokens: int, output_tokens: int, slack: int, ignore_eos: bool
     if ignore_eos:
         request["ignore_eos"] = True
     return request
+
+
+def _identity(page: int) -> st.SearchStrategy[Mapped]:
+    """What only vLLM looks at: the priority, and whose text the prompt starts with."""
+    run = st.tuples(st.integers(0, 2), st.sampled_from((page, 2 * page, 3 * page + 1))).map(list)
+    priorities = st.integers(0, 2).map(lambda n: {"priority": n} if n else {})
+    prefixes = st.lists(run, max_size=2).map(lambda runs: {"prefix": runs} if runs else {})
+    return st.builds(lambda priority, prefix: priority | prefix, priorities, prefixes)
 
 
 def _seldom(*names: str) -> st.SearchStrategy[str]:

@@ -409,11 +409,23 @@ def test_preemption_recomputes_and_nothing_is_lost() -> None:
 
 
 def test_none_is_admitted_in_a_pass_that_preempted() -> None:
-    limits = replace(LIMITS, num_blocks=21, max_model_len=300)
+    """Preempting the large request makes room for the small one that waits; it enters in the pass after."""
+    limits = replace(LIMITS, num_blocks=21, max_model_len=300, policy="priority")
+    asks = [Ask(150, 100, 100, priority=1), Ask(150, 100, 100, priority=9), Ask(16, 5, 5, at_fs=1)]
+    driven = drive(Drive(asks, limits))
+    (at, _, victim, _) = driven.kinds("preempt")[0]
+    assert victim == 1
+    assert driven.kinds("admit")[:3] == [(0, "admit", 0, 150), (0, "admit", 1, 150), (at + 1, "admit", 2, 16)]
+
+
+def test_what_was_preempted_enters_before_what_waited_longer() -> None:
+    limits = replace(LIMITS, num_blocks=21, max_model_len=300, max_num_seqs=4)
     driven = drive(Drive([Ask(32, 150, 150) for _ in range(6)], limits))
-    preempted = {step for step, *_ in driven.kinds("preempt")}
-    assert preempted
-    assert not preempted & {step for step, *_ in driven.kinds("admit")}
+    entered = driven.kinds("admit")[4:]
+    victims = [request for step, _, request, _ in driven.kinds("preempt") if step < entered[0][0]]
+    assert len(victims) > 1
+    assert [request for *_, request, _ in entered[: len(victims)]] == victims[::-1], "the last preempted is in front"
+    assert entered[len(victims)][2] == 4
 
 
 def test_the_prefix_cache_spares_what_it_holds_and_counts_it() -> None:

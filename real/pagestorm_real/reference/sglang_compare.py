@@ -17,7 +17,7 @@ from pagestorm import workload as workloads
 from pagestorm.errors import Divergence, ScenarioError
 from pagestorm.runs import Result
 from pagestorm.scenario import Scenario
-from pagestorm.scenario.schema import Engine, Linear
+from pagestorm.scenario.schema import Linear, SglangFlags
 from pagestorm.steptime import LinearStepTime
 from pagestorm_real.reference.client import ReferenceProcess, ReferenceRefused
 
@@ -45,9 +45,8 @@ def compare(reference: ReferenceProcess, result: Result, max_steps: int) -> None
         raise Divergence(
             f"the engine raised: {error}", call="run", answers={"sglang": error.traceback, "pagestorm": "no error"}
         ) from error
-    difference = first_difference(
-        ours(result), theirs(answer, scenario.engine), answer["steps"] if answer["outcome"] == "truncated" else None
-    )
+    cut_at = answer["steps"] if answer["outcome"] == "truncated" else None
+    difference = first_difference(ours(result), theirs(answer), cut_at)
     if difference:
         raise Divergence(difference, call="run", answers={"sglang": answer["outcome"], "pagestorm": summary["outcome"]})
 
@@ -55,6 +54,8 @@ def compare(reference: ReferenceProcess, result: Result, max_steps: int) -> None
 def payload(scenario: Scenario, max_steps: int) -> dict[str, Any]:
     """What `sglang_run.run` is asked for a resolved scenario. Raises `ScenarioError` for what it cannot be asked."""
     engine, steptime = scenario.engine, scenario.steptime
+    if not isinstance(engine, SglangFlags):
+        raise ScenarioError("only a scenario of its own kind can be put to SGLang", key="engine.kind")
     for flag in UNTOLD:
         default = next(field.default for field in fields(engine) if field.name == flag)
         if getattr(engine, flag) != default:
@@ -128,7 +129,7 @@ def _reason(detail: str) -> object:
     return json.loads(detail)["reason"]
 
 
-def theirs(answer: dict[str, Any], engine: Engine) -> list[Decision]:
+def theirs(answer: dict[str, Any]) -> list[Decision]:
     """The engine's decisions, from the reference's answer."""
     found: list[Decision] = []
     for step, kind, request, *more in answer["events"]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pagestorm import workload as workloads
 from pagestorm.engine.vllm import VllmLimits
 from pagestorm.engine.vllm_request import VllmRequest
+from pagestorm.errors import Divergence, ScenarioError
 from pagestorm.events import RawEvent
+from pagestorm.runs import Result
+from pagestorm.scenario.schema import Linear, VllmFlags
+from pagestorm.servers import vllm_limits
+from pagestorm.steptime import LinearStepTime
+from pagestorm_real.reference.client import ReferenceProcess, ReferenceRefused
 from pagestorm_real.reference.step_clock import PassTimes
 
 Decision = tuple[int, str, int, int]
@@ -94,3 +101,58 @@ def first_difference(mine: Sequence[Decision], others: Sequence[Decision]) -> st
         return ""
     longer, who = (mine, "the model") if len(mine) > len(others) else (others, "vLLM")
     return f"{who} goes on alone with {longer[min(len(mine), len(others))]}"
+
+
+# --- a scenario ------------------------------------------------------------------------------------------------
+
+SPARE_STEPS = 8
+"""Passes that the reference may launch beyond what the model needed before it is stopped."""
+
+
+def compare(reference: ReferenceProcess, result: Result, max_steps: int) -> None:
+    """Put the scenario of a result to the engine and raise `Divergence` at the first decision that differs.
+
+    `result` keeps its events. Not more than `max_steps` passes of the engine are looked at.
+    """
+    scenario, summary = result.scenario, result.summary
+    flags, steptime = scenario.engine, scenario.steptime
+    if not isinstance(flags, VllmFlags):
+        raise ScenarioError("only a scenario of its own kind can be put to vLLM", key="engine.kind")
+    if not isinstance(steptime, Linear):
+        raise ScenarioError("the reference knows the linear step time only", key="steptime.kind")
+    clock = LinearStepTime(steptime)
+    load = workloads.stream(scenario)
+    cut_at = min(max_steps, summary["engine_steps"] + SPARE_STEPS)
+    asked = payload(
+        vllm_limits(flags),
+        [_as_request(draft) for draft in sorted(load.drafts(), key=lambda draft: draft.number)],
+        PassTimes(clock.base_fs, clock.per_request_fs, clock.per_context_token_fs, clock.per_prefill_token_fs),
+        prefix_caching=flags.enable_prefix_caching,
+        concurrency=load.concurrency,
+        max_steps=cut_at,
+    )
+    try:
+        answer = reference.request("run", **asked)
+    except ReferenceRefused as error:
+        if not error.traceback:
+            raise
+        answers: dict[str, object] = {"vllm": error.traceback, "pagestorm": "no error"}
+        raise Divergence(f"the engine raised: {error}", call="run", answers=answers) from error
+    cut = answer["outcome"] == "truncated"
+    difference = first_difference(ours(result.raw_events, cut_at if cut else None), theirs(answer))
+    if difference:
+        raise Divergence(difference, call="run", answers={"vllm": answer["outcome"], "pagestorm": summary["outcome"]})
+
+
+def _as_request(draft: workloads.Draft) -> VllmRequest:
+    asked = draft.output_tokens if draft.max_new_tokens is None else draft.max_new_tokens
+    return VllmRequest(
+        draft.number,
+        draft.at_fs or 0,
+        draft.input_tokens,
+        draft.output_tokens,
+        asked,
+        draft.ignore_eos,
+        priority=draft.priority,
+        prefix=draft.prefix,
+    )

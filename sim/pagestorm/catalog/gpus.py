@@ -1,4 +1,4 @@
-"""Accelerator facts (accelerators.csv) and the rules by which a name finds its row."""
+"""Accelerator facts (accelerators.csv, accelerators_more.csv) and the rules by which a name finds its row."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Gpu(Facts, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """Every accelerator, in the order of the table."""
-    return read("accelerators.csv", Gpu)
+    """Every accelerator, in the order of the tables."""
+    return read("accelerators.csv", Gpu) + read("accelerators_more.csv", Gpu)
 
 
 def gpu(name: str) -> Gpu:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from pagestorm.record import TimelineRow
 
+LABELS_IN = 1.0
+"""What the names of holders take from the width."""
+
 Bar = tuple[str, float, str]
 """What it is, how many pages, in which colour."""
 
@@ -33,9 +36,7 @@ class Moment:
     """What was asked, and what was there."""
 
 
-def worst_moment(
-    summary: Mapping[str, Any], diagnosis: Diagnosis, rows: Sequence[TimelineRow] = ()
-) -> Moment | None:
+def worst_moment(summary: Mapping[str, Any], diagnosis: Diagnosis, rows: Sequence[TimelineRow] = ()) -> Moment | None:
     """The incident that decided, else the fullest moment that `rows` (of the timeline) know; None without either."""
     incident = _decisive(summary, diagnosis)
     if incident is not None:
@@ -49,7 +50,8 @@ def holders_figure(moment: Moment | None, width_in: float) -> Figure:
     """The pool as one bar, and below it who holds most and what the step asked for, in pages."""
     parts = _parts(moment)
     heights = [1.0, *(0.45 + 0.32 * len(part) for _, part in parts)]
-    figure = theme.new_figure(width_in, 1.1 + sum(heights) + 0.35 * len(parts))
+    legend_in = 0.22 * -(-len(moment.pool) // _columns(width_in)) if moment else 0.0
+    figure = theme.new_figure(width_in, 1.4 + legend_in + sum(heights) + 0.35 * len(parts))
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_pool(axes[0], moment, width_in)
     for each, (title, part) in zip(axes[1:], parts, strict=True):
@@ -57,14 +59,18 @@ def holders_figure(moment: Moment | None, width_in: float) -> Figure:
     return figure
 
 
+def _columns(width_in: float) -> int:
+    return 1 if width_in < 6 else 3
+
+
 def _parts(moment: Moment | None) -> list[tuple[str, list[Bar]]]:
     if moment is None:
         return []
-    both = [("who holds most (pages)", moment.holders), ("asked for, and there (pages)", moment.shortage)]
+    both = [("who holds most (pages)", moment.holders), ("asked for, and to be had (pages)", moment.shortage)]
     return [(title, bars) for title, bars in both if bars]
 
 
-def told(moment: Moment | None) -> str:
+def told_in_words(moment: Moment | None) -> str:
     """The picture in words."""
     if moment is None:
         return "Nothing was running, so nobody held memory."
@@ -86,8 +92,8 @@ def _of_incident(incident: Incident, page_size: int) -> Moment:
     pressure = incident.pressure
     empty = min(pressure.rounding_tokens / page_size, pressure.uncached_pages)
     pool = [
-        ("held by requests, written", pressure.uncached_pages - empty, theme.BLUE),
-        ("held by requests, ends of pages still empty", empty, theme.PURPLE),
+        ("held, written", pressure.uncached_pages - empty, theme.BLUE),
+        ("held, ends of pages still empty", empty, theme.PURPLE),
         ("cached, in use", float(pressure.protected_pages), theme.GREEN),
         ("cached, evictable", float(pressure.evictable_pages), theme.ORANGE),
         ("free", float(pressure.free_pages), theme.EMPTY),
@@ -99,7 +105,10 @@ def _of_incident(incident: Incident, page_size: int) -> Moment:
         holders.append((f"average of {others:,} other{'' if others == 1 else 's'}", rest / others, theme.MUTED))
     there = pressure.free_pages + pressure.evictable_pages
     asked = _asks(incident)
-    shortage: list[Bar] = [(asked, float(pressure.asked_pages), theme.VERMILLION), ("there", float(there), theme.MUTED)]
+    shortage: list[Bar] = [
+        (asked, float(pressure.asked_pages), theme.VERMILLION),
+        ("free" if not pressure.evictable_pages else "free or evictable", float(there), theme.MUTED),
+    ]
     when = f"{duration(incident.time_ns / 1e9)} into the run"
     return Moment(
         f"The pool {when}: {_share(pool)}",
@@ -138,9 +147,9 @@ def _draw_pool(axes: Axes, moment: Moment | None, width_in: float) -> None:
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     if moment is None:
-        theme.say(axes, told(None))
+        theme.say(axes, told_in_words(None))
         return
-    headline(axes, moment.title, width_in)
+    headline(axes, moment.title, width_in - LABELS_IN)
     start = 0.0
     for label, pages, colour in moment.pool:
         axes.barh([0], [pages], left=[start], color=colour, label=f"{label}: {pages:,.0f}", height=0.8)
@@ -150,7 +159,7 @@ def _draw_pool(axes: Axes, moment: Moment | None, width_in: float) -> None:
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(0, -0.62),
-        ncols=1 if width_in < 6 else 3,
+        ncols=_columns(width_in),
         frameon=False,
         fontsize=9,
         labelcolor=theme.INK,
@@ -162,7 +171,7 @@ def _draw_pool(axes: Axes, moment: Moment | None, width_in: float) -> None:
 def _draw_bars(axes: Axes, title: str, bars: list[Bar]) -> None:
     theme.dress(axes, "")
     axes.grid(False)
-    axes.set_title(title, loc="left", fontsize=10, color=theme.INK)
+    axes.set_title(title, loc="left", fontsize=10, color=theme.INK, pad=8)
     axes.spines["bottom"].set_visible(False)
     axes.set_xticks([])
     places = list(range(len(bars)))[::-1]

@@ -67,6 +67,7 @@
       legend: { show: false },
       focus: { alpha: 1 },
       cursor: {
+        y: false,
         sync: { key: "timeline", setSeries: false },
         drag: { x: true, y: false, setScale: false },
         points: { size: 7 },
@@ -122,7 +123,7 @@
   function draw() {
     charts.forEach((chart) => chart.destroy());
     from("panels").textContent = "";
-    charts = [panel("pages", narrow ? 180 : 240, stacks.map((each) => area(each.colour)), told.pool_pages,
+    charts = [panel("pages, of " + number(told.pool_pages), narrow ? 180 : 240, stacks.map((each) => area(each.colour)), told.pool_pages,
       stacks.map((each) => each.values), false)];
     const rest = told.lines.filter((each) => each.values);
     rest.forEach((each, i) => charts.push(panel(each.title, 84,
@@ -137,8 +138,7 @@
   function read(index) {
     const i = index === null || index === undefined ? told.worst : index;
     at = i;
-    from("when").textContent = moment(time[i]) + (i === told.worst ? ", the fullest moment" : "");
-    from("step").textContent = number(told.step[i]);
+    from("when").textContent = moment(time[i]) + (i === told.worst ? " (fullest)" : "");
     told.pages.concat(told.lines).forEach((each) => {
       if (each.values) from(each.name).textContent = number(each.values[i], each.name === "new_token_ratio" ? 3 : 0);
     });
@@ -168,10 +168,15 @@
     show(view[0] + by, view[1] + by);
   }
   function place(index) {
-    const left = charts[0].valToPos(time[index], "x");
-    charts.forEach((chart) => chart.setCursor({ left, top: 20 }, false));
-    read(index);
-    from("said").textContent = from("readout").textContent.replace(/\s+/g, " ");
+    at = index;
+    // A scale that has just been set counts only when the task is over.
+    setTimeout(() => {
+      const left = charts[0].valToPos(time[index], "x");
+      charts.forEach((chart) => chart.setCursor({ left, top: 20 }, false));
+      read(index);
+      from("said").textContent = Array.from(from("readout").children, (each) =>
+        each.firstChild.textContent + " " + each.lastChild.textContent).join(", ");
+    });
   }
   function walk(way) {
     // A press of a key moves by what can be seen: a few pixels, or one moment where they are further apart.

@@ -59,7 +59,6 @@ def timeline_data(result: Result, diagnosis: Diagnosis) -> dict[str, Any]:
     rows = result.timeline_rows
     series = {name: _column(result, f"{name}_pages") for name, _, _ in PAGES}
     series |= {name: _column(result, name) for name, _, _, _ in LINES}
-    series["step"] = _column(result, "step")
     time = _column(result, "time_ns")
     kept = np.union1d(thin(time, series["free"], COLUMNS), thin(time, series["waiting"], COLUMNS // 3))
     rises = (np.diff(series["free"][kept]) > 0) | (np.diff(series["new_token_ratio"][kept]) > 0)
@@ -67,7 +66,7 @@ def timeline_data(result: Result, diagnosis: Diagnosis) -> dict[str, Any]:
     drawn = dict(zip(series, held, strict=True))
     end_ns = max(float(time[-1]), result.summary["simulated_s"] * 1e9)
     unit_ns, unit = time_unit(end_ns)
-    has_ratio = result.summary["new_token_ratio_max"] is not None
+    has_ratio = not np.isnan(series["new_token_ratio"]).all()
     return {
         "unit": unit,
         "unit_ns": unit_ns,
@@ -78,7 +77,6 @@ def timeline_data(result: Result, diagnosis: Diagnosis) -> dict[str, Any]:
         "moments": len(kept),
         "worst": int(np.argmin(drawn["free"])),
         "time_ns": np.diff(moments, prepend=0.0).astype(np.int64).tolist(),
-        "step": drawn["step"].astype(np.int64).tolist(),
         "pages": [
             {"name": name, "label": label, "colour": colour, "values": drawn[name].astype(np.int64).tolist()}
             for name, label, colour in PAGES
@@ -108,7 +106,7 @@ def interactive_html(result: Result, diagnosis: Diagnosis) -> str:
     if not result.timeline_rows:
         return ""
     data = timeline_data(result, diagnosis)
-    readout = [("when", "time", ""), ("step", "pass", "")]
+    readout = [("when", "time", "")]
     readout += [(each["name"], f"{each['label']} (pages)", each["colour"]) for each in data["pages"]]
     readout += [(each["name"], each["label"], each["colour"]) for each in data["lines"]]
     values = "".join(
@@ -167,7 +165,7 @@ def _thinned(result: Result, data: dict[str, Any]) -> str:
     if data["moments"] < data["rows"]:
         parts.append(
             f"Thinned: {data['moments']:,} of {plural(data['rows'], 'moment')} are drawn; each of {COLUMNS:,} equal "
-            f"stretches of time keeps its first, its emptiest and its fullest pool, so no peak is lost."
+            f"stretches of time keeps its first, its emptiest and its fullest pool, so no peak among them is lost."
         )
     if result.timeline_every > 1:
         parts.append(f"The run itself kept one moment of {result.timeline_every:,}.")

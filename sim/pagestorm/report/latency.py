@@ -26,7 +26,8 @@ def latency_rows(result: Result) -> list[tuple[str, ...]]:
     if not finished.any():
         return []
     arrive, admit, first, end = (
-        np.asarray(columns[f"{name}_ns"], dtype=np.float64) / 1e9 for name in ("arrive", "admit", "first_token", "finish")
+        np.asarray(columns[f"{name}_ns"], dtype=np.float64) / 1e9
+        for name in ("arrive", "admit", "first_token", "finish")
     )
     tokens = np.asarray(columns["output_tokens"], dtype=np.float64)
     taken = (np.asarray(columns["retractions"]) + np.asarray(columns["preemptions"])) > 0

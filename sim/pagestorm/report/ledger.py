@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class RecomputeCost:
     """Prefill time of tokens that were thrown away, by the step-time model of a resolved scenario.
 
-    A burst's tokens count as one prefill pass of their own, with sequences as long as its average victim; the run itself
-    may have packed them with others.
+    A burst's tokens count as one prefill pass of their own, with sequences as long as its average victim; the run
+    itself may have packed them with others.
     """
 
     def __init__(self, scenario: Scenario) -> None:

@@ -2,9 +2,10 @@
 
 CSS = """
 :root{--paper:#fff;--ink:#1f2328;--muted:#59636e;--line:#d1d9e0;--soft:#f6f8fa;
---good:#1a7f37;--warning:#9a6700;--bad:#cf222e}
+--good:#1a7f37;--warning:#9a6700;--bad:#cf222e;
+--blue:#0072b2;--orange:#e69f00;--green:#009e73;--mark:#d55e00;--empty:#e6eaee}
 @media(prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--muted:#9198a1;--line:#3d444d;--soft:#151b23;
---good:#3fb950;--warning:#d29922;--bad:#f85149}}
+--good:#3fb950;--warning:#d29922;--bad:#f85149;--blue:#3b9fd8;--empty:#2b323b}}
 *{box-sizing:border-box}
 body{margin:0 auto;padding:1.5rem 1rem 3rem;max-width:66rem;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;overflow-wrap:anywhere}
@@ -38,14 +39,33 @@ thead th{color:var(--muted);font-weight:600;vertical-align:bottom}
 tbody th{font-weight:400}
 tbody tr:last-child>*{border-bottom:0}
 .keys{width:100%}
-.keys td{white-space:normal;overflow-wrap:anywhere;min-width:7rem;text-align:left}
+.keys{table-layout:fixed}
+.keys th,.keys td{white-space:normal;overflow-wrap:anywhere;text-align:left}
+.keys th{width:45%}
+.latency th[scope=row]{min-width:10rem}
 pre{margin:.4rem 0;padding:.7rem .9rem;background:var(--soft);border:1px solid var(--line);border-radius:.35rem;
 overflow-x:auto;font:.85rem/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
 white-space:pre-wrap;overflow-wrap:anywhere}
 code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;background:var(--soft)}
 li code{white-space:nowrap}
+.note{color:var(--muted);font-size:.9rem}
+.panel{margin:.5rem 0 0;color:var(--muted);font-size:.85rem}
+.unseen{position:absolute;width:1px;height:1px;margin:-1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
+.buttons{display:flex;flex-wrap:wrap;gap:.4rem;margin:.5rem 0}
+button{min-height:2rem;padding:.2rem .7rem;font:inherit;font-size:.9rem;color:var(--ink);background:var(--soft);
+border:1px solid var(--muted);border-radius:.35rem;cursor:pointer}
+:focus-visible{outline:3px solid var(--blue);outline-offset:2px}
+#timeline-panels{touch-action:pan-y}
+.u-select{background:var(--ink);opacity:.15}
+.readout{display:grid;grid-template-columns:repeat(auto-fill,minmax(8.2rem,1fr));gap:.3rem .8rem;margin:.4rem 0;
+padding:.5rem .75rem;border:1px solid var(--line);border-radius:.35rem;min-height:4rem}
+.readout i{display:inline-block;width:.8em;height:.8em;margin-right:.35em;background:var(--tone);
+border:1px solid var(--muted)}
+.blue{--tone:var(--blue)}.orange{--tone:var(--orange)}.green{--tone:var(--green)}.empty{--tone:var(--empty)}
+.default>*{color:var(--muted)}
 summary{cursor:pointer;padding:.3rem 0}
 details[open]>summary{margin-bottom:.4rem}
 footer{margin-top:3rem;color:var(--muted);font-size:.85rem}
-@media print{body{max-width:none;font-size:11pt}figure,.verdict{break-inside:avoid}}
+@media print{body{max-width:none;font-size:11pt}figure,.verdict{break-inside:avoid}
+.buttons,#timeline-keys{display:none}}
 """.strip()

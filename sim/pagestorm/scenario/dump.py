@@ -10,7 +10,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from pagestorm.scenario.schema import Reproduces, Scenario
+from pagestorm.scenario.schema import Against, Reproduces, Scenario
 from pagestorm.scenario.tree import FLOAT, INTEGER, NOT_FINITE
 
 MAX_MESSAGE = 10_000
@@ -42,9 +42,17 @@ def to_yaml(scenario: Scenario) -> str:
     )
 
 
-def with_reproduces(scenario: Scenario, *, kind: str, message: str, pools: Sequence[str], step: bool) -> Scenario:
+def with_reproduces(
+    scenario: Scenario,
+    *,
+    kind: str,
+    message: str,
+    pools: Sequence[str],
+    step: bool = False,
+    against: Against | None = None,
+) -> Scenario:
     """`scenario` marked as a reproducer of a fault, as `pagestorm replay` reads it."""
-    mark = Reproduces(kind=kind, message=message[:MAX_MESSAGE], pools=tuple(pools), step=step)
+    mark = Reproduces(kind=kind, message=message[:MAX_MESSAGE], pools=tuple(pools), step=step, against=against)
     return replace(scenario, reproduces=mark)
 
 

@@ -497,6 +497,8 @@ class Bounds(Part, frozen=True, kw_only=True):
 
 Expectation = bool | int | float | str | Bounds | None
 PoolName = Literal["sim", "counting", "paged", "torch"]
+Against = Literal["step", "torch", "sglang", "vllm"]
+"""Whom `pagestorm fuzz` compares with."""
 
 
 class Reproduces(Part, frozen=True, kw_only=True):
@@ -509,6 +511,10 @@ class Reproduces(Part, frozen=True, kw_only=True):
         Meta(min_length=1, max_length=8, description="Pools that ran, by their resolved names.", examples=[["paged"]]),
     ]
     step: Annotated[bool, Meta(description="Whether leaping was forbidden.")] = False
+    against: Annotated[
+        Against | None,
+        Meta(description="Whom `pagestorm fuzz` compared with: stepping, the torch pool, or the real engine."),
+    ] = None
 
 
 class Scenario(Part, frozen=True, kw_only=True):
