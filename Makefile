@@ -23,6 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch \
 		|| echo 'torch could not be installed: the simulated pool works without it, the real one does not' >&2
+	@$(BIN)/python -m compileall -q sim real || true
 	@touch $@
 
 run: setup ## simulate a shipped scenario on sim,torch in lockstep into $(OUT)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pagestorm.events import Sink
     from pagestorm.catch import Found
     from pagestorm.report.output import OutputFolder
+    from pagestorm.report.perfetto import PerfettoTrace
     from pagestorm.runs import Progress, Result
     from pagestorm.scenario import Scenario
     from pagestorm.scenario.schema import Against
@@ -76,6 +77,11 @@ def cli() -> None:
 )
 @click.option("--step", is_flag=True, help="Never leap over uneventful decode steps.")
 @click.option("--events", type=click.Choice(["all", "none"]), default="all", help="none keeps summary and digest only.")
+@click.option(
+    "--perfetto",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a trace for ui.perfetto.dev to this file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="summary.json on stdout and nothing else there.")
 @click.option("--quiet", is_flag=True, help="No progress, no verdict.")
 def run(
@@ -88,6 +94,7 @@ def run(
     overrides: tuple[str, ...],
     step: bool,
     events: str,
+    perfetto: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -97,14 +104,14 @@ def run(
     changes = [*overrides, *([f"seed={seed}"] if seed is not None else [])]
     loaded = load(scenario, changes)
     names: list[str] = [name.strip() for name in pools.split(",")] if pools else list(loaded.pools)
-    with _Output(loaded, out, events == "all", explain=not as_json and not quiet) as output:
+    with _Output(loaded, out, events == "all", explain=not as_json and not quiet, perfetto=perfetto) as output:
         result = _simulate(
             loaded,
             names,
             device=device,
             payload=payload,
             step=step,
-            tables=output.tables,
+            tables=output.tables or perfetto is not None,
             sinks=output.sinks,
             quiet=quiet,
         )
@@ -159,7 +166,9 @@ def fuzz(against: Against, examples: int, seed: int, engine: str | None, out: Pa
     if catch.interrupted:
         return INTERRUPTED
     if not catch.under_pressure:
-        click.echo("pagestorm: no scenario came under pressure, so this hunt proves nothing: raise --examples", err=True)
+        click.echo(
+            "pagestorm: no scenario came under pressure, so this hunt proves nothing: raise --examples", err=True
+        )
         return EXPECTATION_FAILED
     return OK
 
@@ -364,8 +373,11 @@ class _Output:
     """What a run leaves: the folder of --out, opened before the run so that a bad one is told at once and events can be
     streamed into it, and the diagnosis that the verdict is drawn from."""
 
-    def __init__(self, scenario: Scenario, out: Path | None, events: bool, explain: bool) -> None:
+    def __init__(
+        self, scenario: Scenario, out: Path | None, events: bool, explain: bool, perfetto: Path | None = None
+    ) -> None:
         self._out = out
+        self._trace: PerfettoTrace | None = None
         self._folder: OutputFolder | None = None
         self._diagnosis: Diagnosis | None = None
         self.tables = out is not None and events
@@ -383,16 +395,26 @@ class _Output:
             self._folder = folder.open_folder(out)
             if events:
                 self.sinks.append(tables.ParquetEvents(self._folder.path(folder.EVENTS)))
+        if perfetto is not None:
+            from pagestorm.report.perfetto import PerfettoTrace
+            from pagestorm.scenario import resolve
+
+            self._trace = PerfettoTrace(perfetto, resolve(scenario).engine.pool_pages, scenario.name)
+            self.sinks.append(self._trace)
 
     def __enter__(self) -> _Output:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._trace is not None:
+            self._trace.discard()
         if self._folder is not None:
             self._folder.discard()
 
     def write(self, result: Result) -> None:
-        """Fill the folder, where there is one."""
+        """Fill the folder and finish the trace, where there are any."""
+        if self._trace is not None:
+            self._trace.commit(result.timeline_rows)
         if self._out is None:
             return
         from pagestorm.report.folder import write_folder

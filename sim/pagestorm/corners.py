@@ -113,6 +113,10 @@ def _too_long(seen: Seen) -> bool:
     return any(QUEUE_FULL not in event[12] for event in seen.kinds.get("reject", ()))
 
 
+def _preempted_twice(seen: Seen) -> bool:
+    return max(Counter(event[4] for event in seen.kinds.get("preempt", ())).values(), default=0) > 1
+
+
 def _page(size: int) -> Corner:
     return lambda seen: seen.page_size == size
 
@@ -152,7 +156,7 @@ SGLANG: dict[str, Corner] = {
 }
 VLLM: dict[str, Corner] = {
     "preemption": _counted("preemptions"),
-    "two preemptions of one request": lambda seen: max(seen.result.requests["preemptions"], default=0) > 1,
+    "two preemptions of one request": _preempted_twice,
     "preemption by priority": lambda seen: seen.flag("scheduling_policy") == "priority" and "preempt" in seen.kinds,
     "hit in the prefix cache": _counted("cached_tokens"),
     "preemption with a watermark": lambda seen: bool(seen.flag("watermark")) and "preempt" in seen.kinds,

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 FS_PER_NS = 1_000_000
 FS_PER_S = 1_000_000_000_000_000
 CHUNK_EVENTS = 4096
@@ -60,9 +62,6 @@ KINDS = (
 RawEvent = tuple[int, int, int, str, int, int, int, int, int, int, int, str, str]
 """An `Event` before it has names: what the engine makes, tens of thousands a second."""
 
-_LINE = "%d\t%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\n"
-
-
 class Sink(Protocol):
     """A reader of the record, fed in chunks as it grows."""
 
@@ -74,7 +73,7 @@ class Sink(Protocol):
 class EventLog:
     """Takes events one by one, keeps the digest of what happened and feeds the sinks.
 
-    The digest is SHA-256 over one line an event in the order of `seq`, fields separated by tabs, leaps left out.
+    The digest is SHA-256 over the events in the order of `seq`, each as a MessagePack array, leaps left out.
     """
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
@@ -82,6 +81,7 @@ class EventLog:
         self._buffer: list[RawEvent] = []
         self.append = self._buffer.append
         self._hash = hashlib.sha256()
+        self._encode = msgspec.msgpack.Encoder().encode
         self.count = 0
 
     @property
@@ -99,9 +99,9 @@ class EventLog:
         events = self._buffer
         if not events:
             return
-        lines = [_LINE % event for event in events if event[1] >= 0]
-        self.count += len(lines)
-        self._hash.update("".join(lines).encode())
+        told = [self._encode(event) for event in events if event[1] >= 0]
+        self.count += len(told)
+        self._hash.update(b"".join(told))
         for sink in self.sinks:
             sink.write(events)
         self._buffer = []

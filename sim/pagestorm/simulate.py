@@ -6,7 +6,7 @@ to. There is no SimPy event for a decode step: the engine is told when the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import simpy
@@ -31,11 +31,9 @@ class Simulation:
         self._on_end = on_end
         self._on_tick = on_tick
         self._arrived = self.env.event()
-        if workload.concurrency is None:
-            self._start(self._open_loop(self._drafts))
-        else:
-            for draft in _take(self._drafts, workload.concurrency):
-                self._start(self._client(draft))
+        self._concurrency = workload.concurrency
+        if self._concurrency is None:
+            self._start(self._open_loop())
         self._start(self._server())
 
     def run(self) -> None:
@@ -49,51 +47,58 @@ class Simulation:
     def _start(self, process: Process) -> None:
         self.env.process(_guarded(process))
 
-    def _open_loop(self, drafts: Iterator[Draft]) -> Process:
+    # --- clients ---------------------------------------------------------------------------------------------
+
+    def _open_loop(self) -> Process:
         """Requests arrive at their own times, whatever the server does."""
         env = self.env
-        for draft in drafts:
+        for draft in self._drafts:
             assert draft.at_fs is not None, "an open loop has arrival times"
             if draft.at_fs > env.now:
                 yield env.timeout(draft.at_fs - env.now)
             if self.engine.over:
                 return
-            self._submit(draft, None)
+            self._submit(draft)
+            if not self._arrived.triggered:
+                self._arrived.succeed()
 
-    def _client(self, draft: Draft | None) -> Process:
-        """One of a closed loop's clients: sends its next request at the instant the previous one ends."""
-        while draft is not None and not self.engine.over:
-            done = self.env.event()
-            self._submit(draft, done)
-            yield done
+    def _next_of_closed_loop(self) -> None:
+        """A client of a closed loop sends its next request, at the instant its last one ended."""
+        if not self.engine.over:
             draft = next(self._drafts, None)
+            if draft is not None:
+                self._submit(draft)
 
-    def _submit(self, draft: Draft, done: simpy.Event | None) -> None:
+    def _submit(self, draft: Draft) -> None:
+        engine = self.engine
         asked = draft.output_tokens if draft.max_new_tokens is None else draft.max_new_tokens
         now = int(self.env.now)
-        request = self.engine.request_class(
-            draft.number, now, draft.input_tokens, draft.output_tokens, asked, draft.ignore_eos, client=done
+        request = engine.request_class(
+            draft.number, now, draft.input_tokens, draft.output_tokens, asked, draft.ignore_eos
         )
         if isinstance(request, VllmRequest):
             request.priority = draft.priority
             request.prefix = draft.prefix
-        self.engine.submit(request, now)
-        if not self._arrived.triggered:
-            self._arrived.succeed()
+        engine.submit(request, now)
+
+    # --- the server ------------------------------------------------------------------------------------------
 
     def _server(self) -> Process:
-        env, engine = self.env, self.engine
+        env, engine, closed = self.env, self.engine, self._concurrency is not None
+        for _ in range(self._concurrency or 0):
+            self._next_of_closed_loop()
         while True:
             # Whatever else happens at this instant comes first: a round sees all that has arrived by its time.
             while env.peek() <= env.now:
                 yield env.timeout(0)
-            for request, time_fs in self._take_ended():
-                if time_fs > env.now:
-                    yield env.timeout(time_fs - env.now)
-                self._on_end(request)
-                done = request.client
-                if isinstance(done, simpy.Event):
-                    done.succeed()
+            while engine.ended:
+                ended, engine.ended = engine.ended, []
+                for request, time_fs in ended:
+                    if time_fs > env.now:
+                        yield env.timeout(time_fs - env.now)
+                    self._on_end(request)
+                    if closed:
+                        self._next_of_closed_loop()
             if env.peek() <= env.now:
                 continue
             if engine.over:
@@ -107,10 +112,6 @@ class Simulation:
             self._on_tick()
             if not engine.ended and not engine.blocked and not engine.over:
                 yield env.timeout(int(coming) - env.now)
-
-    def _take_ended(self) -> list[tuple[Request, int]]:
-        ended, self.engine.ended = self.engine.ended, []
-        return ended
 
 
 class _Fault(Exception):
@@ -126,11 +127,3 @@ def _guarded(process: Process) -> Process:
         yield from process
     except PagestormError as error:
         raise _Fault(error) from error
-
-
-def _take(drafts: Iterator[Draft], most: int) -> Iterator[Draft]:
-    for _ in range(most):
-        draft = next(drafts, None)
-        if draft is None:
-            return
-        yield draft

@@ -140,8 +140,8 @@ class DecodesRequestByRequest(PagedLedger):
 class RefusesTheLastPage(CountingLedger):
     """Full one page too early. Says so without ids: only the count shows it."""
 
-    def _take(self, owners: Ints, new: Ints, pages: int) -> int | None:
-        return None if pages and pages == self._free else super()._take(owners, new, pages)
+    def _has(self, pages: int) -> bool:
+        return super()._has(pages) and not (pages and pages == self._free)
 
 
 @dataclass(frozen=True)

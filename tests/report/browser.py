@@ -91,7 +91,7 @@ class Tab:
 
     def press(self, key: str) -> None:
         """A key, by the name that events carry."""
-        text = {"text": key} if len(key) == 1 else {}
+        text: dict[str, Any] = {"text": key} if len(key) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, **text, **_CODES.get(key, {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, **_CODES.get(key, {}))
 
@@ -119,7 +119,7 @@ class Tab:
         return [each["request"]["url"] for each in sent]
 
 
-_CODES = {"Tab": {"windowsVirtualKeyCode": 9}, "Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}}
+_CODES: dict[str, dict[str, Any]] = {"Tab": {"windowsVirtualKeyCode": 9}, "Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}}
 
 
 @contextmanager

@@ -40,8 +40,8 @@ from pagestorm.engine.sglang import (
     ratio_after_retraction,
     retract,
 )
-from pagestorm.events import EventLog
-from pagestorm.memory.ledger import Ledger
+from pagestorm.events import FS_PER_NS, EventLog
+from pagestorm.memory.ledger import FULL, Ledger
 from pagestorm.steptime import StepTime
 
 FRUITLESS_RETRACTIONS = 1000
@@ -125,6 +125,7 @@ class SglangEngine(Machine):
         self._row_count = limits.max_running
         self._rows = list(range(1, limits.max_running + 1))
         self._page = limits.capacity.page_size
+        self._longest_input = limits.capacity.longest_input_tokens
         self._pool_pages = ledger.total_pages()
         self._free = ledger.free_pages()
         self._fruitless = 0
@@ -148,11 +149,10 @@ class SglangEngine(Machine):
         return self._row_count - len(self._rows)
 
     def _refusal(self, request: Request) -> tuple[str, int]:
-        capacity = self.limits.capacity
-        refusal = capacity.refusal(request.input_tokens)
-        if not refusal and self._queue_is_full():
-            refusal = QUEUE_FULL
-        return refusal, capacity.longest_input_tokens
+        longest = self._longest_input
+        if request.input_tokens >= longest:
+            return self.limits.capacity.refusal(request.input_tokens), longest
+        return QUEUE_FULL if self._queue_is_full() else "", longest
 
     def _enqueue(self, request: Request) -> int:
         request.max_new_tokens = self.limits.capacity.clip(request.input_tokens, request.asked_tokens)
@@ -161,6 +161,40 @@ class SglangEngine(Machine):
         request.target = max(1, min(natural, request.max_new_tokens))
         self.waiting.append(request)
         return len(self.waiting)
+
+    def _emit(
+        self,
+        kind: str,
+        time_fs: int,
+        step: int,
+        request: int = -1,
+        tokens: int = -1,
+        pages: int = -1,
+        detail: str = "",
+    ) -> None:
+        # As the base class tells it, without the detour over `Levels`: this is called several times a request.
+        seq = -1
+        if kind != "leap":
+            seq = self._seq
+            self._seq = seq + 1
+        running, waiting = self._row_count - len(self._rows), len(self.waiting)
+        self.log.append(
+            (
+                time_fs // FS_PER_NS,
+                seq,
+                step,
+                kind,
+                request,
+                tokens,
+                pages,
+                self._free,
+                0,
+                running,
+                waiting,
+                FULL,
+                detail,
+            )
+        )
 
     def _levels(self) -> Levels:
         return Levels(self._free, 0, self._row_count - len(self._rows), len(self.waiting))

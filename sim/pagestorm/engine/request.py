@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +48,6 @@ class Request:
     finish_fs: int = -1
     outcome: str = ""
     reason: str = ""
-    client: object = field(default=None, repr=False)
-    """Whoever waits for the end of this request in the simulation."""
 
     @property
     def sequence_tokens(self) -> int:

@@ -130,9 +130,10 @@ Decoding = tuple[int, int, bool, int]
 """(max_new_tokens, generated, ignore_eos, input_tokens) of a running request."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AdmissionView:
-    """All that the choice of a prefill batch depends on (`_get_new_batch_prefill_raw`)."""
+    """All that the choice of a prefill batch depends on (`_get_new_batch_prefill_raw`). Nobody changes one; it is not
+    frozen because one is made for every admission that is tried, and freezing costs more than the rest of it."""
 
     waiting: Iterable[Request]
     chunked: Request | None

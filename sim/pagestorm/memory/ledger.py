@@ -1,7 +1,7 @@
 """The second contract: who holds which tokens. It is all that the engine sees; it never sees a page id.
 
-An *owner* is a small integer: the row of the request table that a request holds (later also a node of the prefix
-tree). An owner's tokens are positions 0..length-1, and position t lies in the owner's page t // page_size:
+An *owner* is a small integer: the row of the request table that a request holds, or a node of the prefix tree. An
+owner's tokens are positions 0..length-1, and position t lies in the owner's page t // page_size:
 
     page_size 4, length 10        0 1 2 3 | 4 5 6 7 | 8 9 . .
                                   page 0    page 1    page 2: two slots of the last page are rounding
@@ -70,14 +70,33 @@ class Ledger(Protocol):
         a and b are page starts (b may be the source's length) and `owner` holds whole pages so far.
         """
 
+    def replace(self, owner: int, a: int, b: int, source: int, at: int) -> int:
+        """Give back the pages of positions a..b-1 of `owner`, which then reads `source` from `at` on there instead.
+
+        That is what happens to a duplicate: what is shared stays, the owner's copy goes, in one group. Returns pages.
+        a, b and at are page starts and `source` reads all of at..at+b-a-1.
+        """
+
+    def split(self, owner: int, at: int, head: int) -> None:
+        """Make `head`, which holds nothing, the owner of positions 0..at-1; those of `owner` count from 0 again.
+
+        at is a page start inside `owner`, which owns all its pages. Who reads them reads on.
+        """
+
     def drop(self, owner: int, a: int, b: int, pool: str = FULL) -> int:
         """Give back the pages of positions a..b-1 in one group; the positions can no longer be read. Returns pages."""
 
     def release_many(self, owners: Ints) -> int:
         """Give back all that the owners still own, as one group in batch order, and forget them. Returns pages."""
 
+    def begin_group(self) -> None:
+        """From now on pages that are given back wait: they are neither free nor anybody's. Groups do not nest."""
+
+    def end_group(self) -> int:
+        """Give back all that waits as one group, in the order of the calls. Returns pages."""
+
     def last_ids(self) -> PageIds | None:
-        """Page ids of the last successful extend, decode, drop or release, in order; None for a ledger without ids."""
+        """Page ids of the last call that took or gave back pages, in order; None for a ledger without ids."""
 
     def page_table(self, owner: int) -> PageIds | None:
         """Page ids under the owner's positions, -1 where dropped; None for a ledger that has no ids."""

@@ -5,7 +5,7 @@ It is the plain statement of who holds which page, and the one that other pools 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pagestorm.errors import PoolCorruption
 from pagestorm.memory.allocator import PageAllocator, PageIds
 from pagestorm.memory.ledger import FULL, Ints
+from pagestorm.memory.ranges import Ranges, add, overlaps
 
 NO_PAGE = -1
 """What a page table shows where the page was dropped."""
@@ -89,13 +90,14 @@ class PagedLedger:
         self._total = pages
         self._allocator = FreeList(pages, page_size) if allocator is None else allocator
         self._length = np.zeros(owners, dtype=np.int64)
-        self._tables: list[list[int]] = [[] for _ in range(owners)]
+        self._tables: defaultdict[int, list[int]] = defaultdict(list)
         # Places in an owner's table whose page it does not own: aliased, moved away or dropped. Most owners have none.
-        self._not_owned: dict[int, set[int]] = {}
+        self._not_owned: Ranges = {}
         # Owners that end inside a page which is not theirs: a token more would be written into a stranger's page.
         self._sealed: set[int] = set()
         self._held = np.zeros(pages + 1, dtype=np.bool_)
         self._last = _no_pages()
+        self._waiting: list[PageIds] | None = None
 
     def total_pages(self, pool: str = FULL) -> int:
         _check_pool(pool)
@@ -159,6 +161,25 @@ class PagedLedger:
         self._length[owner] += b - a
         self._disown(owner, start, len(table), int(self._length[owner]))
 
+    def replace(self, owner: int, a: int, b: int, source: int, at: int) -> int:
+        first, last = self._owned_places(owner, a, b)
+        shared = self._replacement(owner, b, source, at, at + b - a)
+        table = self._tables[owner]
+        pages = table[first:last]
+        table[first:last] = shared
+        self._disown(owner, first, last, b)
+        return self._give(pages)
+
+    def split(self, owner: int, at: int, head: int) -> None:
+        length = self.length(owner)
+        if head == owner or self._length[head] or not 0 < at < length:
+            raise PoolCorruption(f"owner {owner} (length {length}) cannot be split at {at} for {head}")
+        self._owned_places(owner, at, length)
+        _, place = self._owned_places(owner, 0, at)
+        table = self._tables[owner]
+        self._tables[head], self._tables[owner] = table[:place], table[place:]
+        self._length[head], self._length[owner] = at, length - at
+
     def drop(self, owner: int, a: int, b: int, pool: str = FULL) -> int:
         _check_pool(pool)
         first, last = self._owned_places(owner, a, b)
@@ -172,23 +193,37 @@ class PagedLedger:
         pages: list[int] = []
         for owner in owners.tolist():
             pages.extend(self._owned_pages(owner))
-            self._tables[owner] = []
+            self._tables.pop(owner, None)
             self._not_owned.pop(owner, None)
             self._sealed.discard(owner)
         self._length[owners] = 0
         return self._give(pages)
 
+    def begin_group(self) -> None:
+        if self._waiting is not None:
+            raise PoolCorruption("a group of pages is waiting already")
+        self._waiting = []
+
+    def end_group(self) -> int:
+        if self._waiting is None:
+            raise PoolCorruption("no group of pages is waiting")
+        ids = np.concatenate((_no_pages(), *self._waiting))
+        self._waiting = None
+        self._give_back(ids)
+        return len(ids)
+
     def last_ids(self) -> PageIds | None:
         return self._last
 
     def page_table(self, owner: int) -> PageIds | None:
-        return np.array(self._tables[owner], dtype=np.int64)
+        return np.array(self._tables.get(owner, ()), dtype=np.int64)
 
     def audit(self) -> None:
-        for owner, table in enumerate(self._tables):
-            if len(table) != self._pages(self._length[owner]):
-                raise PoolCorruption(f"owner {owner} has {len(table)} pages for {self.length(owner)} tokens")
-        owned = np.array([page for owner in range(len(self._tables)) for page in self._owned_pages(owner)], np.int64)
+        for owner in {*self._tables, *np.flatnonzero(self._length).tolist()}:
+            pages = len(self._tables.get(owner, ()))
+            if pages != self._pages(self._length[owner]):
+                raise PoolCorruption(f"owner {owner} has {pages} pages for {self.length(owner)} tokens")
+        owned = np.array([page for owner in self._tables for page in self._owned_pages(owner)], np.int64)
         if len(owned) and not (0 < owned.min() <= owned.max() <= self._total):
             raise PoolCorruption(f"a page outside 1..{self._total} is owned")
         times = np.bincount(owned, minlength=self._total + 1)
@@ -196,6 +231,10 @@ class PagedLedger:
             page = int(times.argmax())
             raise PoolCorruption(f"page {page} is owned more than once, by owners {self._owners_of(page)}")
         self._audit_readers(times > 0)
+        if self._waiting:
+            times += np.bincount(np.concatenate(self._waiting), minlength=self._total + 1)
+            if times.max() > 1:
+                raise PoolCorruption(f"page {int(times.argmax())} was given back and is owned, or given back twice")
         self._audit_free(times > 0)
 
     def verify(self, owners: Ints) -> None:
@@ -249,17 +288,30 @@ class PagedLedger:
 
     def _give(self, pages: list[int]) -> int:
         ids = np.array(pages, dtype=np.int64)
+        if self._waiting is None:
+            self._give_back(ids)
+        else:
+            self._waiting.append(ids)
+            self._last = ids
+        return len(ids)
+
+    def _give_back(self, ids: PageIds) -> None:
         if len(ids):
             self._allocator.give(ids)
             self._held[ids] = False
         self._last = ids
-        return len(ids)
 
     def _owned_pages(self, owner: int) -> list[int]:
         table, not_owned = self._tables[owner], self._not_owned.get(owner)
         if not_owned is None:
             return table
-        return [page for place, page in enumerate(table) if place not in not_owned]
+        pages: list[int] = []
+        start = 0
+        for first, last in sorted(not_owned):
+            pages.extend(table[start:first])
+            start = last
+        pages.extend(table[start:])
+        return pages
 
     def _places(self, owner: int, a: int, b: int) -> tuple[int, int]:
         """Places in the table of the pages that hold positions a..b-1, which must be whole pages of the owner."""
@@ -270,9 +322,19 @@ class PagedLedger:
 
     def _owned_places(self, owner: int, a: int, b: int) -> tuple[int, int]:
         first, last = self._places(owner, a, b)
-        if not self._not_owned.get(owner, set()).isdisjoint(range(first, last)):
+        if overlaps(self._not_owned, owner, first, last):
             raise PoolCorruption(f"positions {a}..{b} of owner {owner} are not all its own to give")
         return first, last
+
+    def _replacement(self, owner: int, b: int, source: int, at: int, end: int) -> list[int]:
+        """The pages under positions at..end-1 of `source`, for positions of `owner` up to b."""
+        if owner == source or b % self.page_size or end % self.page_size:
+            raise PoolCorruption(f"owner {owner} cannot read {source} up to {end} at its positions up to {b}")
+        first, last = self._places(source, at, end)
+        pages = self._tables[source][first:last]
+        if NO_PAGE in pages:
+            raise PoolCorruption(f"positions {at}..{end} of owner {source} were dropped; they cannot be read")
+        return pages
 
     def _check_appendable(self, owner: int, source: int) -> None:
         if owner == source:
@@ -283,17 +345,16 @@ class PagedLedger:
     def _disown(self, owner: int, first: int, last: int, b: int) -> None:
         """From now on the owner only reads the pages at places first..last-1, which end at its position `b`."""
         if first < last:
-            self._not_owned.setdefault(owner, set()).update(range(first, last))
+            add(self._not_owned, owner, first, last)
             if b % self.page_size:
                 self._sealed.add(owner)
 
     def _owners_of(self, page: int) -> list[int]:
-        return [owner for owner in range(len(self._tables)) for held in self._owned_pages(owner) if held == page]
+        return [owner for owner in sorted(self._tables) for held in self._owned_pages(owner) if held == page]
 
     def _audit_readers(self, owned: npt.NDArray[np.bool_]) -> None:
-        for owner, places in self._not_owned.items():
-            for place in places:
-                page = self._tables[owner][place]
+        for owner, ranges in self._not_owned.items():
+            for page in (page for first, last in ranges for page in self._tables[owner][first:last]):
                 if page != NO_PAGE and not owned[page]:
                     raise PoolCorruption(f"owner {owner} still reads page {page}, which nobody owns any more")
 

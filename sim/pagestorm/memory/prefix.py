@@ -271,7 +271,7 @@ class PrefixTree:
             sizes[node.locks > 0] += node.length
             self._audit_node(node)
         if (nodes, len(owners)) != (self.nodes, nodes):
-            raise PoolCorruption(f"the prefix tree counts {self.nodes} nodes; {nodes} with {len(owners)} owners are there")
+            raise PoolCorruption(f"the prefix tree counts {self.nodes} nodes and has {nodes} of {len(owners)} owners")
         if (sizes[False], sizes[True]) != (self.evictable, self.protected):
             raise PoolCorruption(
                 f"the prefix tree counts {self.evictable} evictable and {self.protected} protected tokens; its nodes "
@@ -295,13 +295,14 @@ class PrefixTree:
         if wrong:
             raise PoolCorruption(f"node {node.owner} of the prefix tree {wrong}")
 
+    def whole_pages(self, tokens: int) -> int:
+        """How many of the first `tokens` tokens of a text can be cached."""
+        places = max(tokens - self._overlap, 0)
+        return places - places % self.page_size
+
     def _places(self, text: Text, limit: int | None) -> int:
-        """Tokens of a key made of the text: whole pages."""
         tokens = tokens_in(text)
-        if limit is not None:
-            tokens = min(tokens, limit)
-        tokens = max(tokens - self._overlap, 0)
-        return tokens - tokens % self.page_size
+        return self.whole_pages(tokens if limit is None else min(tokens, limit))
 
     def _common(self, node: Node, text: Text, cursor: tuple[int, int], most: int) -> int:
         n = common(node.key, text, cursor, most + self._overlap) - self._overlap

@@ -91,6 +91,17 @@ class TwinPool:
         self._ask(call, lambda ledger: ledger.alias(owner, source, a, b))
         self._compare_owners(call, (owner, source))
 
+    def replace(self, owner: int, a: int, b: int, source: int, at: int) -> int:
+        call = self._log("replace", {"owner": owner, "a": a, "b": b, "source": source, "at": at})
+        pages = self._ask(call, lambda ledger: ledger.replace(owner, a, b, source, at))
+        self._compare_ids(call)
+        return pages
+
+    def split(self, owner: int, at: int, head: int) -> None:
+        call = self._log("split", {"owner": owner, "at": at, "head": head})
+        self._ask(call, lambda ledger: ledger.split(owner, at, head))
+        self._compare_owners(call, (owner, head))
+
     def drop(self, owner: int, a: int, b: int, pool: str = FULL) -> int:
         call = self._log("drop", {"owner": owner, "a": a, "b": b, "pool": pool})
         pages = self._ask(call, lambda ledger: ledger.drop(owner, a, b, pool))
@@ -102,6 +113,15 @@ class TwinPool:
         pages = self._ask(call, lambda ledger: ledger.release_many(owners))
         self._compare_ids(call)
         self._touched.difference_update(owners.tolist())
+        return pages
+
+    def begin_group(self) -> None:
+        self._ask(self._log("begin_group", {}), lambda ledger: ledger.begin_group())
+
+    def end_group(self) -> int:
+        call = self._log("end_group", {})
+        pages = self._ask(call, lambda ledger: ledger.end_group())
+        self._compare_ids(call)
         return pages
 
     def last_ids(self) -> PageIds | None:

@@ -13,11 +13,9 @@ from pagestorm.errors import ScenarioError
 KV_DTYPES = {
     "fp8_e4m3": 1.0,
     "fp8_e5m2": 1.0,
-    "fp8": 1.0,
     "mxfp8": 1.0,
     "bf16": 2.0,
     "bfloat16": 2.0,
-    "float16": 2.0,
     "nvfp4": 0.5,
     "fp4_mx_block16": 0.5,
 }
@@ -58,14 +56,12 @@ class KvFormat(NamedTuple):
 def kv_format(name: str, model_dtype: str, dsa_prefill: str = "", dsa_decode: str = "") -> KvFormat:
     """The format that `--kv-cache-dtype` means; `auto` is the model's own. Raises `ScenarioError`."""
     if name == "auto":
-        name = "bfloat16" if model_dtype in ("bfloat16", "float16") else model_dtype
-        if name == "float32":
-            return KvFormat(name, 4.0, False)
+        return KvFormat(model_dtype, 4.0 if model_dtype == "float32" else 2.0, False)
     if name not in KV_DTYPES:
         raise ScenarioError(f"{name!r} is none of auto, {', '.join(KV_DTYPES)}", key="--kv-cache-dtype")
     trtllm = "trtllm" in (dsa_prefill, dsa_decode)
     tilelang = dsa_prefill == dsa_decode == "tilelang"
-    packed = name in ("fp8_e4m3", "fp8") and not trtllm and not tilelang
+    packed = name == "fp8_e4m3" and not trtllm and not tilelang
     return KvFormat(name, KV_DTYPES[name], packed)
 
 
@@ -140,7 +136,8 @@ def draft_rows(shape: Shape, rows: list[PoolRow], form: KvFormat, draft_layers: 
     if not draft_layers:
         return []
     kv = rows[0]
-    drafts = [PoolRow("draft kv", draft_layers, int(kv.bytes_per_token * draft_layers / kv.layers) * dcp)]
+    whole = kv.bytes_per_token if shape.indexer is not None else sum(row.bytes_per_token for row in rows)
+    drafts = [PoolRow("draft kv", draft_layers, int(whole * draft_layers / kv.layers) * dcp)]
     if shape.indexer is not None:
         key = index_key_bytes(shape.indexer.head_dim, shape.indexer.kpool)
         drafts.append(PoolRow("draft indexer", draft_layers, key * draft_layers * dcp))
