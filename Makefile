@@ -10,7 +10,7 @@ SCENARIO ?= first-retraction
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench fuzz reference gpu picture clean
+.PHONY: help setup run test check bench fuzz reference gpu picture fast clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -24,7 +24,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch \
 		|| echo 'torch could not be installed: the simulated pool works without it, the real one does not' >&2
 	@$(BIN)/python -m compileall -q sim real || true
+	@$(BIN)/python -c 'from pagestorm.compiled import main; raise SystemExit(main())' || true
 	@touch $@
+
+fast: setup ## compile the hot modules again after an edit
+	$(BIN)/python -c 'from pagestorm.compiled import main; raise SystemExit(main())'
 
 run: setup ## simulate a shipped scenario on sim,torch in lockstep into $(OUT)
 	@if $(BIN)/python -c 'import torch' 2>/dev/null; then \
@@ -59,4 +63,4 @@ picture: setup ## the README's picture
 	cp runs/picture/plots/timeline.png docs/first-retraction.png
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist runs *.egg-info sim/*.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist runs *.egg-info sim/*.egg-info sim/pagestorm/_compiled*

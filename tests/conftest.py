@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# The tests read, patch and extend the sources; what was compiled from them is compared by tests/test_compiled.py.
+os.environ["PAGESTORM_PURE"] = "1"
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -20,6 +20,7 @@ from pagestorm.memory.ledger import FULL, Ints
 from pagestorm_real import budget
 from pagestorm_real.budget import TOKENS_AT_ONCE
 from pagestorm_real.buffers import KvBuffers
+from pagestorm_real.nodes import NodePages
 from pagestorm_real.payload import DEFAULT_PAYLOAD, Kind, Payload
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def open_ledger(spec: PoolSpec) -> TorchLedger:
     kind: Kind = "full" if spec.payload == "full" else "none" if spec.payload == "none" else "stamp"
     payload = Payload(kind, shape.layers, shape.heads, shape.head_dim, shape.element_bytes)
     device = resolve_device(spec.device)
-    return TorchLedger(spec.pages, spec.page_size, spec.owners, spec.max_tokens, device, payload)
+    return TorchLedger(spec.pages, spec.page_size, spec.owners, spec.max_tokens, device, payload, spec.nodes)
 
 
 def resolve_device(name: str) -> str:
@@ -167,6 +168,9 @@ class TorchLedger:
 
     Raises `MemoryRefused` when its tensors are not to be had on this machine, before it takes them. `max_length` is in
     tokens; an owner that would outgrow it is a ValueError.
+
+    The next `nodes` owner ids are nodes of a prefix tree. They have no row in the table, of whatever length, and get
+    pages by `move` and `split` only.
     """
 
     name = "torch"
@@ -179,6 +183,7 @@ class TorchLedger:
         max_length: int,
         device: str | torch.device = "cpu",
         payload: Payload = DEFAULT_PAYLOAD,
+        nodes: int = 0,
     ) -> None:
         needed = budget.pool_bytes(pages, page_size, owners, max_length, payload)
         budget.check_pool(needed, str(device))
@@ -190,7 +195,8 @@ class TorchLedger:
         self._total = pages
         self._max_length = max_length
         self._width = needed.pages_per_owner
-        self._length: Ints = np.zeros(owners, dtype=np.int64)
+        self._rows = owners
+        self._length: Ints = np.zeros(owners + nodes, dtype=np.int64)
         self._stay: Ints = np.arange(1, owners + 1, dtype=np.int64)
         self._next_stay = owners + 1
         # Made when the first page is aliased, moved or dropped: per owner and page, what it may do with the page and
@@ -201,6 +207,8 @@ class TorchLedger:
         # Owners that end inside a page that is not theirs, and inside one that is theirs but was filled by another.
         self._sealed: set[int] = set()
         self._grafted: set[int] = set()
+        self._nodes: dict[int, NodePages] = {}
+        self._waiting: list[torch.Tensor] | None = None
         with budget.taking(needed, str(device)):
             self._pool = TorchPool(pages, page_size, self.device)
             self._table = _zeros((owners, self._width), self.device)
@@ -250,50 +258,97 @@ class TorchLedger:
         start = self._append_place(to, owner)
         if a == b:
             return
-        self._check_room(to, self.length(to) + b - a)
-        self._copy_pages(owner, first, last, to, start)
+        self._check_row(owner)
+        if to < self._rows:
+            self._check_room(to, self.length(to) + b - a)
+            self._copy_pages(owner, first, last, to, start)
+        else:
+            ids = self._table[owner, first:last].clone()
+            origin = self._origins(owner, first, last)
+            known = self._nodes.get(to)
+            self._nodes[to] = NodePages(ids, origin) if known is None else known.grown(ids, origin)
         self._mark(owner, first, last, b, _READ_ONLY)
         self._length[to] += b - a
-        if self._length[to] % self.page_size:
+        if self._length[to] % self.page_size and to < self._rows:
             self._grafted.add(to)
 
     def alias(self, owner: int, source: int, a: int, b: int) -> None:
-        first, last = self._places(source, a, b)
-        if self._state is not None and (self._state[source, first:last] == _DROPPED).any():
-            raise PoolCorruption(f"positions {a}..{b} of owner {source} were dropped; they cannot be aliased")
+        first, last = self._readable_places(source, a, b)
         start = self._append_place(owner, source)
         if a == b:
             return
+        self._check_row(owner)
         self._check_room(owner, self.length(owner) + b - a)
         self._copy_pages(source, first, last, owner, start)
         self._length[owner] += b - a
         self._mark(owner, start, start + last - first, self.length(owner), _READ_ONLY)
 
+    def replace(self, owner: int, a: int, b: int, source: int, at: int) -> int:
+        first, last = self._owned_places(owner, a, b)
+        if owner == source or b % self.page_size or (at + b - a) % self.page_size:
+            raise PoolCorruption(f"owner {owner} cannot read {source} up to {at + b - a} at its positions up to {b}")
+        there = self._readable_places(source, at, at + b - a)
+        if a == b:
+            self._last = self._last[:0]
+            return 0
+        self._check_row(owner)
+        self._read_back(np.array([owner]), np.array([a]), np.array([b]))
+        self._last = self._table[owner, first:last].to(torch.int64)
+        self._copy_pages(source, *there, owner, first)
+        self._mark(owner, first, last, b, _READ_ONLY)
+        self._give(self._last)
+        return last - first
+
+    def split(self, owner: int, at: int, head: int) -> None:
+        length = self.length(owner)
+        if head == owner or self.length(head) or not 0 < at < length or (head < self._rows) != (owner < self._rows):
+            raise PoolCorruption(f"owner {owner} (length {length}) cannot be split at {at} for {head}")
+        self._owned_places(owner, at, length)
+        _, place = self._owned_places(owner, 0, at)
+        if owner >= self._rows:
+            self._nodes[head], self._nodes[owner] = self._nodes[owner].cut(place)
+        else:
+            self._split_row(owner, place, self._pages_of(owner), head)
+        self._length[head], self._length[owner] = at, length - at
+
     def drop(self, owner: int, a: int, b: int, pool: str = FULL) -> int:
         _check_pool(pool)
         first, last = self._owned_places(owner, a, b)
+        self._check_row(owner)
         self._read_back(np.array([owner]), np.array([a]), np.array([b]))
         row = self._table[owner, first:last]
         self._last = row.to(torch.int64)
         row.fill_(_NO_PAGE)
         if a != b:
             self._mark(owner, first, last, b, _DROPPED)
-        self._pool.give_tensor(self._last)
+        self._give(self._last)
         return last - first
 
     def release_many(self, owners: Ints) -> int:
         self.verify(owners)
         self._last = self._owned_ids(owners)
-        self._pool.give_tensor(self._last)
+        self._give(self._last)
         self._forget(owners)
+        return len(self._last)
+
+    def begin_group(self) -> None:
+        if self._waiting is not None:
+            raise PoolCorruption("a group of pages is waiting already")
+        self._waiting = []
+
+    def end_group(self) -> int:
+        if self._waiting is None:
+            raise PoolCorruption("no group of pages is waiting")
+        self._last = torch.cat((self._last[:0], *self._waiting))
+        self._waiting = None
+        self._give(self._last)
         return len(self._last)
 
     def last_ids(self) -> PageIds | None:
         return self._last.cpu().numpy().copy()
 
     def page_table(self, owner: int) -> PageIds | None:
-        places = -(-self.length(owner) // self.page_size)
-        return self._table[owner, :places].to(torch.int64).cpu().numpy()
+        return self._ids_of(owner, 0, self._pages_of(owner)).to(torch.int64).cpu().numpy()
 
     def verify(self, owners: Ints) -> None:
         self._read_back(owners, np.zeros(len(owners), dtype=np.int64), self._length[owners])
@@ -301,16 +356,22 @@ class TorchLedger:
     def audit(self) -> None:
         self._pool.audit()
         everyone = np.flatnonzero(self._length)
-        owned, read = self._owned_ids(everyone), self._readable_ids(everyone)
+        rows, nodes = everyone[everyone < self._rows], everyone[everyone >= self._rows]
+        of_nodes = self._owned_ids(nodes)
+        owned, read = torch.cat((self._owned_ids(rows), of_nodes)), torch.cat((self._readable_ids(rows), of_nodes))
         if len(read) and not (int(read.min()) > 0 and int(read.max()) <= self._total):
             raise PoolCorruption(f"a page outside 1..{self._total} is in the request table")
         times = torch.bincount(owned, minlength=self._total + 1)
         if int(times.max()) > 1:
             raise PoolCorruption(f"page {int(times.argmax())} is owned {int(times.max())} times")
-        if len(owned) + self._pool.free_pages != self._total:
+        waiting = torch.cat((owned[:0], *(self._waiting or ())))
+        held = len(owned) + len(waiting)
+        if held + self._pool.free_pages != self._total:
             raise PoolCorruption(
-                f"{len(owned)} pages held + {self._pool.free_pages} free is not the pool of {self._total} pages"
+                f"{held} pages held + {self._pool.free_pages} free is not the pool of {self._total} pages"
             )
+        if len(waiting) and int((times + torch.bincount(waiting, minlength=self._total + 1)).max()) > 1:
+            raise PoolCorruption("a page was given back and is owned, or given back twice")
         if not bool((times[read] > 0).all()):
             raise PoolCorruption(f"page {int(read[times[read] == 0][0])} is still read, but nobody owns it any more")
 
@@ -324,6 +385,8 @@ class TorchLedger:
         if self._sealed and not self._sealed.isdisjoint(owners.tolist()):
             sealed = sorted(self._sealed.intersection(owners.tolist()))
             raise PoolCorruption(f"owner {sealed[0]} ends inside a page that is not its own; it cannot grow there")
+        if self._rows < len(self._length) and len(owners):
+            self._check_row(int(owners.max()))
         if n > self._pool.free_pages:
             return None
         if len(new) and new.max() > self._max_length:
@@ -385,7 +448,18 @@ class TorchLedger:
         """Compare the slots of positions first..last-1 of each owner with what was written there."""
         if self._buffers is None:
             return
-        for tokens in self._tokens(owners, first, last, looked_up=bool(self._marked[owners].any())):
+        nodes = owners >= self._rows
+        if nodes.any():
+            for owner, start, end in zip(
+                owners[nodes].tolist(), first[nodes].tolist(), last[nodes].tolist(), strict=True
+            ):
+                self._compare(np.array([owner]), self._node_tokens(owner, start, end))
+            owners, first, last = owners[~nodes], first[~nodes], last[~nodes]
+        self._compare(owners, self._tokens(owners, first, last, looked_up=bool(self._marked[owners].any())))
+
+    def _compare(self, owners: Ints, pieces: Iterator[_Tokens]) -> None:
+        assert self._buffers is not None
+        for tokens in pieces:
             bad = self._buffers.mismatched(tokens.slot, tokens.stay, tokens.written_at)
             if tokens.readable is not None:
                 bad &= tokens.readable
@@ -431,6 +505,18 @@ class TorchLedger:
             readable = state != _DROPPED
             yield _Tokens(row, position, slot * readable, stay, torch.where(own, position, written), readable)
 
+    def _node_tokens(self, node: int, first: int, last: int) -> Iterator[_Tokens]:
+        """The same for one node, all of whose pages were filled by others."""
+        pages = self._nodes[node]
+        for start in range(first, last, TOKENS_AT_ONCE):
+            position = torch.arange(start, min(start + TOKENS_AT_ONCE, last), device=self.device)
+            number = position // self.page_size
+            in_page = position - number * self.page_size
+            slot = pages.ids[number].to(torch.int64) * self.page_size + in_page
+            origin = torch.from_numpy(pages.origin).to(self.device)[number]
+            written = (origin & ((1 << _ORIGIN_BITS) - 1)) * self.page_size + in_page
+            yield _Tokens(torch.zeros_like(position), position, slot, origin >> _ORIGIN_BITS, written, None)
+
     def _marks(self, owners: Ints, lengths: Ints) -> tuple[torch.Tensor, torch.Tensor]:
         """State and origin of the owners' pages, each [batch, pages of the longest], on the device."""
         width = int(self._pages(lengths).max())
@@ -441,9 +527,21 @@ class TorchLedger:
 
     # Giving back
 
+    def _give(self, ids: torch.Tensor) -> None:
+        if self._waiting is None:
+            self._pool.give_tensor(ids)
+        else:
+            self._waiting.append(ids)
+
     def _owned_ids(self, owners: Ints) -> torch.Tensor:
         """Page ids that the owners own, in batch order, each owner's in row order."""
-        return self._ids(owners, (_OWNED,))
+        if not len(owners) or owners.max() < self._rows:
+            return self._ids(owners, (_OWNED,))
+        parts = [
+            self._nodes[owner].ids.to(torch.int64) if owner in self._nodes else self._ids(np.array([owner]), (_OWNED,))
+            for owner in owners.tolist()
+        ]
+        return torch.cat(parts)
 
     def _readable_ids(self, owners: Ints) -> torch.Tensor:
         return self._ids(owners, (_OWNED, _READ_ONLY))
@@ -468,6 +566,12 @@ class TorchLedger:
         return torch.from_numpy(np.isin(self._state[owners[place], nth], states)).to(self.device)
 
     def _forget(self, owners: Ints) -> None:
+        nodes = owners >= self._rows
+        if nodes.any():
+            for owner in owners[nodes].tolist():
+                self._nodes.pop(owner, None)
+            self._length[owners[nodes]] = 0
+            owners = owners[~nodes]
         marked = owners[self._marked[owners]]
         if len(marked) and self._state is not None and self._origin is not None:
             width = int(self._pages(self._length[marked]).max())
@@ -483,15 +587,41 @@ class TorchLedger:
     # Sharing
 
     def _copy_pages(self, source: int, first: int, last: int, to: int, start: int) -> None:
-        """Let `to` read the source's pages first..last-1 at its own pages from `start` on."""
+        """Let the row `to` read the source's pages first..last-1 at its own pages from `start` on."""
         state, origin = self._sharing()
         n = last - first
-        self._table[to, start : start + n] = self._table[source, first:last]
-        filled_here = (self._stay[source] << _ORIGIN_BITS) + np.arange(first, last)
-        known = origin[source, first:last]
-        origin[to, start : start + n] = np.where(known == 0, filled_here, known)
+        self._table[to, start : start + n] = self._ids_of(source, first, last)
+        origin[to, start : start + n] = self._origins(source, first, last)
         state[to, start : start + n] = _OWNED
         self._marked[to] = True
+
+    def _ids_of(self, owner: int, first: int, last: int) -> torch.Tensor:
+        """Ids of the owner's pages first..last-1, int32."""
+        if owner >= self._rows:
+            return self._nodes[owner].ids[first:last] if owner in self._nodes else self._table[0, :0]
+        return self._table[owner, first:last]
+
+    def _origins(self, owner: int, first: int, last: int) -> Ints:
+        """Who filled each of them, and as which page."""
+        if owner >= self._rows:
+            return self._nodes[owner].origin[first:last]
+        _, origin = self._sharing()
+        filled_here = (self._stay[owner] << _ORIGIN_BITS) + np.arange(first, last)
+        known = origin[owner, first:last]
+        return np.where(known == 0, filled_here, known)
+
+    def _split_row(self, owner: int, place: int, pages: int, head: int) -> None:
+        """Copy the first `place` pages of a row to another and move the rest of them forward."""
+        self._copy_pages(owner, 0, place, head, 0)
+        state, origin = self._sharing()
+        rest = self._origins(owner, place, pages)
+        self._table[owner, : pages - place] = self._table[owner, place:pages].clone()
+        origin[owner, :pages] = 0
+        origin[owner, : len(rest)] = rest
+        state[owner, :pages] = _OWNED
+        self._marked[owner] = True
+        if self._length[owner] % self.page_size:
+            self._grafted.add(owner)
 
     def _mark(self, owner: int, first: int, last: int, b: int, state: int) -> None:
         """The owner no longer owns its pages first..last-1, which end at its position `b`."""
@@ -503,7 +633,7 @@ class TorchLedger:
 
     def _sharing(self) -> tuple[npt.NDArray[np.uint8], Ints]:
         if self._state is None or self._origin is None:
-            shape = (len(self._length), self._width)
+            shape = (self._rows, self._width)
             budget.check(budget.sharing_bytes(*shape), "cpu")
             self._state = np.zeros(shape, dtype=np.uint8)
             self._origin = np.zeros(shape, dtype=np.int64)
@@ -520,9 +650,18 @@ class TorchLedger:
             raise PoolCorruption(f"positions {a}..{b} of owner {owner} (length {length}) are not whole pages")
         return a // p, -(-b // p)
 
+    def _pages_of(self, owner: int) -> int:
+        return -(-self.length(owner) // self.page_size)
+
+    def _readable_places(self, source: int, a: int, b: int) -> tuple[int, int]:
+        first, last = self._places(source, a, b)
+        if self._state is not None and source < self._rows and (self._state[source, first:last] == _DROPPED).any():
+            raise PoolCorruption(f"positions {a}..{b} of owner {source} were dropped; they cannot be read")
+        return first, last
+
     def _owned_places(self, owner: int, a: int, b: int) -> tuple[int, int]:
         first, last = self._places(owner, a, b)
-        if self._state is not None and self._state[owner, first:last].any():
+        if self._state is not None and owner < self._rows and self._state[owner, first:last].any():
             raise PoolCorruption(f"positions {a}..{b} of owner {owner} are not all its own to give")
         return first, last
 
@@ -532,6 +671,10 @@ class TorchLedger:
         if self._length[owner] % self.page_size:
             raise PoolCorruption(f"owner {owner} ends inside a page; nothing can be appended behind it")
         return self.length(owner) // self.page_size
+
+    def _check_row(self, owner: int) -> None:
+        if owner >= self._rows:
+            raise PoolCorruption(f"owner {owner} is a node of the prefix tree; it is only moved to, split and released")
 
     def _check_room(self, owner: int, tokens: int) -> None:
         if tokens > self._max_length:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pagestorm import compiled
+
 if TYPE_CHECKING:
     from pagestorm.errors import (
         Divergence,
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from pagestorm.memory.ledger import Ledger
     from pagestorm.runs import Result, run
     from pagestorm.scenario import Scenario, load
+    from pagestorm.sizing import Sizing, size
+
+compiled.use()
 
 __all__ = [
     "Divergence",
@@ -38,8 +43,10 @@ __all__ = [
     "Result",
     "Scenario",
     "ScenarioError",
+    "Sizing",
     "load",
     "run",
+    "size",
 ]
 
 _HOME = {
@@ -54,7 +61,9 @@ _HOME = {
     "Scenario": "scenario",
     "ScenarioError": "errors",
     "load": "scenario",
+    "Sizing": "sizing",
     "run": "runs",
+    "size": "sizing",
 }
 
 

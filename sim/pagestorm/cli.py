@@ -21,6 +21,7 @@ from pagestorm.errors import (
     ReferenceUnavailable,
     ScenarioError,
 )
+from pagestorm.size_command import size_command
 
 if TYPE_CHECKING:
     from pagestorm.diagnosis import Diagnosis
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pagestorm.catch import Found
     from pagestorm.report.output import OutputFolder
     from pagestorm.report.perfetto import PerfettoTrace
+    from pagestorm.report.spark import PoolUse
     from pagestorm.runs import Progress, Result
     from pagestorm.scenario import Scenario
     from pagestorm.scenario.schema import Against
@@ -39,6 +41,7 @@ Examples:
   pagestorm run first-retraction
   pagestorm run first-retraction --pools sim,torch --out runs/first
   pagestorm run decode-oom-page-64 --set engine.page_size=32 --json
+  pagestorm run retraction-sawtooth --perfetto trace.json
 """
 
 EPILOG_FUZZ = """\b
@@ -65,8 +68,18 @@ def cli() -> None:
     """Will the KV-cache memory of an LLM server hold, what gives way first, why, and what fixes it?"""
 
 
+def _shipped_scenarios(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    """What a shell offers for SCENARIO: the names of the shipped ones, and files."""
+    from click.shell_completion import CompletionItem
+
+    from pagestorm.scenario import shipped
+
+    names = [CompletionItem(name) for name in sorted(shipped()) if name.startswith(begun)]
+    return [*names, CompletionItem(begun, type="file")]
+
+
 @cli.command(epilog=EPILOG_RUN)
-@click.argument("scenario")
+@click.argument("scenario", shell_complete=_shipped_scenarios)
 @click.option("--pools", help="Comma-separated: sim, counting, paged, torch. Several run in lockstep.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the torch pool lies.")
 @click.option("--payload", type=click.Choice(["stamp", "full"]), default="stamp", help="What the torch pool writes.")
@@ -225,6 +238,27 @@ def replay(file: Path, device: str) -> int:
     return OK
 
 
+@cli.command("compare-runs", epilog="\b\nExample:\n  pagestorm compare-runs runs/before runs/after")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Everything that differs, as one object.")
+def compare_runs(a: Path, b: Path, as_json: bool) -> int:
+    """Say what differs first between two output folders. Exits 0 when nothing does, else 1."""
+    import shutil
+
+    from pagestorm.report import compare
+
+    found = compare.compare_runs(a, b)
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        click.echo(compare.compared_text(found, a, b, max(40, shutil.get_terminal_size((100, 24)).columns)), nl=False)
+    return OK if found.equal else EXPECTATION_FAILED
+
+
+cli.add_command(size_command)
+
+
 @cli.command(epilog="\b\nExample:\n  pagestorm schema > scenario.schema.json")
 def schema() -> int:
     """Print the JSON Schema of scenarios."""
@@ -334,13 +368,27 @@ class _Bar:
 
     def _show(self, progress: Progress) -> None:
         if self._bar is None:
+            import shutil
+
             from tqdm import tqdm
 
-            self._bar = tqdm(total=progress.requests, unit="req", delay=0.5, mininterval=0.2, leave=False)
-        if progress.ended > self._shown:
-            self._bar.update(progress.ended - self._shown)
-            self._shown = progress.ended
-            self._bar.set_postfix_str(f"{progress.simulated_s:.0f} s simulated, {progress.events} events", False)
+            from pagestorm.report.progress import BAR_FORMAT
+
+            # miniters=0: also a run in which no request ends for a while shows that it goes on.
+            self._bar = tqdm(
+                total=progress.requests,
+                bar_format=BAR_FORMAT,
+                delay=0.5,
+                mininterval=0.2,
+                miniters=0,
+                leave=False,
+                ncols=shutil.get_terminal_size((80, 24)).columns,
+            )
+        from pagestorm.report.progress import progress_words
+
+        self._bar.set_postfix_str(progress_words(progress, self._bar.format_dict["elapsed"]), False)
+        self._bar.update(progress.ended - self._shown)
+        self._shown = progress.ended
 
 
 class _CtrlC:
@@ -380,6 +428,7 @@ class _Output:
         self._trace: PerfettoTrace | None = None
         self._folder: OutputFolder | None = None
         self._diagnosis: Diagnosis | None = None
+        self._use: PoolUse | None = None
         self.tables = out is not None and events
         self.sinks: list[Sink] = []
         if explain or out is not None:
@@ -389,6 +438,12 @@ class _Output:
             self._diagnosis = Diagnosis.of(resolve(scenario))
             if events:
                 self.sinks.append(self._diagnosis)
+        if explain and events:
+            from pagestorm.report.spark import PoolUse
+            from pagestorm.scenario import resolve
+
+            self._use = PoolUse(resolve(scenario).engine.pool_pages)
+            self.sinks.append(self._use)
         if out is not None:
             from pagestorm.report import folder, tables
 
@@ -399,7 +454,9 @@ class _Output:
             from pagestorm.report.perfetto import PerfettoTrace
             from pagestorm.scenario import resolve
 
-            self._trace = PerfettoTrace(perfetto, resolve(scenario).engine.pool_pages, scenario.name)
+            inside = out is not None and self._folder and perfetto.absolute().parent == out.absolute()
+            place = self._folder.path(perfetto.name) if inside and self._folder else perfetto
+            self._trace = PerfettoTrace(place, resolve(scenario).engine.pool_pages, scenario.name)
             self.sinks.append(self._trace)
 
     def __enter__(self) -> _Output:
@@ -432,7 +489,7 @@ class _Output:
         """The verdict, for a person."""
         from pagestorm.report.terminal import say
 
-        say(result, self._out, diagnosis=self._diagnosis)
+        say(result, self._out, diagnosis=self._diagnosis, use=self._use)
 
 
 def _check_expectations(result: Result) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 
 import psutil
 
+from pagestorm import compiled
+
 GIB = 1 << 30
 
 
@@ -17,6 +19,7 @@ def examine() -> dict[str, Any]:
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        "compiled": compiled.in_use(),
         "cpu_cores": psutil.cpu_count(logical=True),
         "host_memory_bytes": memory.total,
         "host_available_bytes": memory.available,
@@ -42,6 +45,7 @@ def as_text(found: dict[str, Any]) -> str:
     """For a person."""
     lines = [
         f"python     {found['python']} on {found['system']}, {found['cpu_cores']} cores",
+        f"engine     {'compiled' if found['compiled'] else 'pure Python (make fast compiles it)'}",
         f"memory     {both(found['host_available_bytes'])} available of {both(found['host_memory_bytes'])}",
     ]
     real = found["real"]

@@ -98,6 +98,55 @@ class LedgerMachine(RuleBasedStateMachine):
         elif not self.model.read_by_others([owner]):
             assert self.ledger.drop(owner, a, b) == self.model.drop(owner, a, b)
 
+    @rule(
+        owner=Owner,
+        source=Owner,
+        first=st.integers(0, 3),
+        at=st.integers(0, 3),
+        pages=st.integers(0, 3),
+        cut=Rarely,
+    )
+    def replace(self, owner: int, source: int, first: int, at: int, pages: int, cut: bool) -> None:
+        model, p = self.model, self.model.page_size
+        a, b = self._positions(owner, first, pages, cut)
+        start = self._positions(source, at, 0, False)[0]
+        whole = b % p == 0 and (start + b - a) % p == 0
+        if owner != source and whole and model.owns(owner, a, b) and model.reads(source, start, start + b - a):
+            if not model.read_by_others([owner]):
+                assert self.ledger.replace(owner, a, b, source, start) == model.replace(owner, a, b, source, start)
+        else:
+            with pytest.raises(PoolCorruption):
+                self.ledger.replace(owner, a, b, source, start)
+
+    @rule(owner=Owner, head=Owner, first=st.integers(0, 3), cut=Rarely)
+    def split(self, owner: int, head: int, first: int, cut: bool) -> None:
+        tokens = self.model.held[owner].tokens
+        at, _ = self._positions(owner, first, 0, cut)
+        fits = owner != head and not self.model.held[head].tokens and 0 < at < tokens
+        if fits and self.model.owns(owner, 0, at) and self.model.owns(owner, at, tokens):
+            self.ledger.split(owner, at, head)
+            self.model.split(owner, at, head)
+        else:
+            with pytest.raises(PoolCorruption):
+                self.ledger.split(owner, at, head)
+
+    @rule()
+    def begin_group(self) -> None:
+        if self.model.waiting is None:
+            self.ledger.begin_group()
+            self.model.begin_group()
+        else:
+            with pytest.raises(PoolCorruption):
+                self.ledger.begin_group()
+
+    @rule()
+    def end_group(self) -> None:
+        if self.model.waiting is not None:
+            assert self.ledger.end_group() == self.model.end_group()
+        else:
+            with pytest.raises(PoolCorruption):
+                self.ledger.end_group()
+
     @invariant()
     def everything_agrees(self) -> None:
         assert self.ledger.free_pages() == len(self.model.free)

@@ -26,6 +26,7 @@ class Model:
         self.free = list(range(1, pages + 1))
         self.held = [Holding() for _ in range(owners)]
         self.last: list[int] = []
+        self.waiting: list[int] | None = None
 
     def extend(self, batch: list[tuple[int, int]]) -> int | None:
         return self._grow([owner for owner, tokens in batch for _ in range(tokens)])
@@ -64,9 +65,24 @@ class Model:
 
     def _give(self, group: list[Place]) -> int:
         pages = [place.page for place in group if place.owned and place.page is not None]
-        self.free = self.free + pages if self.page_size == 1 else pages + self.free
+        if self.waiting is None:
+            self._put_back(pages)
+        else:
+            self.waiting += pages
         self.last = pages
         return len(pages)
+
+    def _put_back(self, pages: list[int]) -> None:
+        self.free = self.free + pages if self.page_size == 1 else pages + self.free
+
+    def begin_group(self) -> None:
+        self.waiting = []
+
+    def end_group(self) -> int:
+        assert self.waiting is not None
+        self.last, self.waiting = self.waiting, None
+        self._put_back(self.last)
+        return len(self.last)
 
     def move(self, owner: int, a: int, b: int, to: int) -> None:
         for place in self._range(owner, a, b):
@@ -78,6 +94,19 @@ class Model:
         for place in self._range(source, a, b):
             self.held[owner].places.append(Place(place.page, owned=False))
         self.held[owner].tokens += b - a
+
+    def replace(self, owner: int, a: int, b: int, source: int, at: int) -> int:
+        group = self._range(owner, a, b)
+        pages = self._give(group)
+        for place, other in zip(group, self._range(source, at, at + b - a), strict=True):
+            place.page, place.owned = other.page, False
+        return pages
+
+    def split(self, owner: int, at: int, head: int) -> None:
+        whole = self.held[owner]
+        pages = at // self.page_size
+        self.held[head] = Holding(at, whole.places[:pages])
+        self.held[owner] = Holding(whole.tokens - at, whole.places[pages:])
 
     # What makes sense
 

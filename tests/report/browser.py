@@ -119,7 +119,7 @@ class Tab:
         return [each["request"]["url"] for each in sent]
 
 
-_CODES: dict[str, dict[str, Any]] = {"Tab": {"windowsVirtualKeyCode": 9}, "Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}}
+_CODES: dict[str, dict[str, Any]] = {"Tab": {"windowsVirtualKeyCode": 9}}
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def prefix(engine: Engine, payload: dict[str, Any]) -> dict[str, Any]:
         tree_core=fields.one_of("core", CORES, "rust"),
     )
     policy, tuning = fields.one_of("policy", POLICIES, "lru"), fields.maybe("tuning")
-    bigram = bool(fields.maybe("bigram"))
+    bigram = fields.flag("bigram")
     operations = fields.take("operations")
     fields.done()
     states: list[dict[str, Any]] = []

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from itertools import combinations
 
-from pagestorm.catalog.table import Facts, plain_name, read, suggestion
+from pagestorm.catalog.table import Facts, nearest, plain_name, read
 from pagestorm.errors import ScenarioError
 
 FORM_FACTORS = ("sxm", "pcie")
@@ -73,8 +73,18 @@ def gpu(name: str) -> Gpu:
     if found:
         candidates = ", ".join(each.name for each in found)
         raise ScenarioError(f"the GPU name {name!r} is ambiguous; write one of: {candidates}")
-    names = [each.name for each in gpus()]
-    raise ScenarioError(f"unknown GPU {name!r}; {suggestion(name, names, 'pagestorm catalog gpus')}")
+    near = dict.fromkeys(_of_short_name(each) for each in nearest(name, _all_short_names()))
+    if not near:
+        raise ScenarioError(f"unknown GPU {name!r}; `pagestorm catalog gpus` lists what is known")
+    raise ScenarioError(f"unknown GPU {name!r}; did you mean {' or '.join(near)}?")
+
+
+def _all_short_names() -> list[str]:
+    return [short for each in gpus() for short in sorted(_short_names(each.name))]
+
+
+def _of_short_name(short: str) -> str:
+    return next(each.name for each in gpus() if short in _short_names(each.name))
 
 
 @cache

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pagestorm.catalog import parameters
-from pagestorm.catalog.shape import CHUNKED, FULL, LINEAR, SLIDING, Shape, shape_of
 from pagestorm.catalog.models import Model
+from pagestorm.catalog.shape import CHUNKED, FULL, LINEAR, SLIDING, Shape, shape_of
 from pagestorm.errors import ScenarioError
 
 CONFIG, QUANTIZED = "config.json", "hf_quant_config.json"
@@ -77,7 +77,7 @@ def _row(shape: Shape, path: str, config: str) -> Model:
         hidden_size=shape.hidden_size,
         intermediate_size=shape.dense_intermediate,
         moe_intermediate_size=experts.intermediate if experts else None,
-        num_experts=experts.count if experts else None,
+        num_experts=experts.total if experts else None,
         experts_per_token=experts.chosen if experts else None,
         num_attention_heads=shape.query_heads,
         num_key_value_heads=None if latent else heads.kv_heads,

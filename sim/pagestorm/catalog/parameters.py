@@ -29,7 +29,7 @@ class Part(NamedTuple):
     """Parameters of one kind in one layer (or, for the vocabulary, in all of the model)."""
 
     name: str
-    count: int
+    parameters: int
     shared_by: str
     stored_as: str
     kv_heads: int = 0
@@ -60,8 +60,8 @@ def vocabulary_parts(shape: Shape) -> tuple[Part, Part | None]:
 
 def total(shape: Shape) -> int:
     """All parameters but draft layers and a vision tower."""
-    inside = sum(part.count for layer in range(shape.layer_count) for part in layer_parts(shape, layer))
-    return inside + sum(part.count for part in vocabulary_parts(shape) if part is not None)
+    inside = sum(part.parameters for layer in range(shape.layer_count) for part in layer_parts(shape, layer))
+    return inside + sum(part.parameters for part in vocabulary_parts(shape) if part is not None)
 
 
 def active(shape: Shape) -> int:
@@ -71,7 +71,7 @@ def active(shape: Shape) -> int:
         for part in layer_parts(shape, layer):
             experts = shape.experts
             routed = part.stored_as == ROUTED and experts is not None
-            inside += part.count * experts.chosen // experts.count if routed and experts else part.count
+            inside += part.parameters * experts.chosen // experts.total if routed and experts else part.parameters
     return inside + shape.vocab_size * shape.hidden_size
 
 
@@ -169,11 +169,10 @@ def _mlp(shape: Shape, layer: int) -> tuple[Part, ...]:
         if shape.dense_intermediate is None or (alternates and shape.layers[layer] != NO_ATTENTION):
             return ()
         return (Part("dense MLP", matrices * hidden * shape.dense_intermediate, DENSE, LINEAR_LAYER),)
-    routed = experts.count * matrices * experts.hidden * experts.intermediate
-    parts = [Part("routed experts", routed, EXPERT, ROUTED), Part("router", hidden * experts.count, WHOLE, KEPT)]
+    routed = experts.total * matrices * experts.hidden * experts.intermediate
+    parts = [Part("routed experts", routed, EXPERT, ROUTED), Part("router", hidden * experts.total, WHOLE, KEPT)]
     if experts.shared:
         parts.append(Part("shared experts", matrices * hidden * experts.shared, SHARED, LINEAR_LAYER))
     if experts.hidden != hidden:
         parts.append(Part("latent expert projections", 2 * hidden * experts.hidden, WHOLE, KEPT))
     return tuple(parts)
-

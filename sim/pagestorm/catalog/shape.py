@@ -86,7 +86,7 @@ class State(NamedTuple):
 class Experts(NamedTuple):
     """A mixture of experts; `hidden` is the width the routed experts work in, `shared` the width of all shared ones."""
 
-    count: int
+    total: int
     chosen: int
     hidden: int
     intermediate: int
@@ -122,6 +122,7 @@ class Shape(Struct, frozen=True, kw_only=True):
     indexer: Indexer | None
     block_index: BlockIndex | None
     compress_ratios: tuple[int, ...]
+    index_dim: int | None
     state: State | None
     experts: Experts | None
     dense_intermediate: int | None
@@ -262,6 +263,7 @@ class _Reader:
             indexer=self.indexer(len(layers)),
             block_index=self.block_index(len(layers)),
             compress_ratios=self.compress_ratios(len(layers)),
+            index_dim=self.get("index_head_dim"),
             state=self.state() if LINEAR in layers else None,
             experts=self.experts(len(layers)),
             dense_intermediate=self.dense_intermediate(),
@@ -300,9 +302,7 @@ class _Reader:
         k_dim = self.number("swa_head_dim", self.head_dim(query_heads))
         v_default = k_dim if self.get("swa_head_dim") or not self.get("v_head_dim") else self.number("v_head_dim")
         kv_heads = self.number("num_key_value_heads", query_heads)
-        return Heads(
-            self.number("swa_num_key_value_heads", kv_heads), k_dim, self.number("swa_v_head_dim", v_default)
-        )
+        return Heads(self.number("swa_num_key_value_heads", kv_heads), k_dim, self.number("swa_v_head_dim", v_default))
 
     def head_dim(self, query_heads: int) -> int:
         return self.number("head_dim", max(1, self.number("hidden_size") // query_heads))
@@ -438,7 +438,7 @@ class _Reader:
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's MLP is a mixture of experts."""
         if self.pattern:
-            return self.pattern[layer] == "E"
+            return bool(self.pattern[layer] == "E")
         if types := self.get("mlp_layer_types"):
             return bool(types[layer] == "sparse")
         frequency = self.get("moe_layer_freq")
@@ -489,7 +489,9 @@ def _packed_format(quantized: Mapping[str, Any], method: str) -> str:
         kind, bits = weights.get("type"), weights.get("num_bits")
         if bits == 4:
             size = weights.get("group_size") or 32
-            return f"{'mxfp4' if kind == 'float' and size == 32 else 'nvfp4' if kind == 'float' else 'int4'} group-{size}"
+            return (
+                f"{'mxfp4' if kind == 'float' and size == 32 else 'nvfp4' if kind == 'float' else 'int4'} group-{size}"
+            )
         if bits == 8:
             return "fp8" if kind == "float" else "int8"
     return method

@@ -51,6 +51,8 @@ class PoolSpec:
     shape: KvShape = SMALL_SHAPE
     device: str = "auto"
     payload: str = "stamp"
+    nodes: int = 0
+    """So many more owner ids, from `owners` on, are nodes of a prefix tree: with one, as many as the pool has pages."""
 
     @classmethod
     def of(cls, scenario: Scenario, *, device: str = "auto", payload: str = "stamp") -> PoolSpec:
@@ -93,9 +95,9 @@ def _shape(scenario: Scenario) -> KvShape:
 def open_ledger(name: str, spec: PoolSpec) -> Ledger:
     """Make the named pool. Raises `ScenarioError` for an unknown name and `MemoryRefused` when it does not fit."""
     if name == "counting":
-        return CountingLedger(spec.pages, spec.page_size, spec.owners)
+        return CountingLedger(spec.pages, spec.page_size, spec.owners + spec.nodes)
     if name == "paged":
-        return PagedLedger(spec.pages, spec.page_size, spec.owners)
+        return PagedLedger(spec.pages, spec.page_size, spec.owners + spec.nodes)
     if name == "torch":
         try:
             real = importlib.import_module("pagestorm_real.pool")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 UNTOLD = ("wall_s",)
 """Keys of the summary that differ between two runs of the same."""
 CONTEXT_EVENTS = 3
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a damaged file makes the reader of tables raise; which one depends on where the damage is."""
 WIDEST_VALUE = 34
 ABSENT = "-"
 Pairs = dict[str, tuple[Any, Any]]
@@ -79,7 +91,9 @@ def compared_text(found: Comparison, a: Path, b: Path, width: int) -> str:
         lines += ["events: not kept by both, so where they part is not known", ""]
     for title, pairs in (("scenario", found.scenario), ("summary", found.summary)):
         if pairs:
-            lines += [f"{title}: {len(pairs)} key{'' if len(pairs) == 1 else 's'} differ{'s' if len(pairs) == 1 else ''}"]
+            lines += [
+                f"{title}: {len(pairs)} key{'' if len(pairs) == 1 else 's'} differ{'s' if len(pairs) == 1 else ''}"
+            ]
             lines += [*_table(pairs), ""]
     shown = [printable(line) for line in lines]
     return "\n".join(line if len(line) <= width else line[: width - 3] + "..." for line in shown).rstrip() + "\n"
@@ -100,13 +114,13 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def _scenario(folder: Path) -> dict[str, Any]:
-    from pagestorm.scenario import load
-    from pagestorm.scenario.dump import plain
+    from pagestorm.scenario.files import read_text
+    from pagestorm.scenario.tree import read_tree
 
     path = folder / "scenario.yaml"
     if not path.is_file():
         raise _no_run(folder, path, "it is not there")
-    return dict(_flat("", plain(load(path))))
+    return dict(_flat("", read_tree(read_text(path), str(path))[0]))
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -127,30 +141,39 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Pairs:
 
 
 def _first_difference(a: Path, b: Path) -> FirstDifference | None:
+    with _Record(a) as ours, _Record(b) as theirs:
+        return _part(ours, theirs)
+
+
+def _part(ours: _Record, theirs: _Record) -> FirstDifference | None:
     before: list[Event] = []
-    ours, theirs = _Record(a), _Record(b)
-    while True:
-        n = min(ours.ready(), theirs.ready())
-        if n == 0:
-            break
+    while n := min(ours.ready(), theirs.ready()):
         one, other = ours.take(n), theirs.take(n)
         differs = (one.to_numpy() != other.to_numpy()).any(axis=1)
         if differs.any():
             at = int(differs.argmax())
             before += _rows(one.iloc[max(0, at - CONTEXT_EVENTS) : at])
-            return FirstDifference(before[-CONTEXT_EVENTS:], _rows(one.iloc[at : at + 1])[0], _rows(other.iloc[at : at + 1])[0])
+            (a,), (b,) = (_rows(each.iloc[at : at + 1]) for each in (one, other))
+            return FirstDifference(before[-CONTEXT_EVENTS:], a, b)
         before = (before + _rows(one.tail(CONTEXT_EVENTS)))[-CONTEXT_EVENTS:]
     rest = [_rows(each.take(1))[0] if each.ready() else None for each in (ours, theirs)]
     return FirstDifference(before, rest[0], rest[1]) if any(rest) else None
 
 
 class _Record:
-    """Events of a folder in the order of `seq`, leaps left out, a row group at a time."""
+    """Events of a folder in the order of `seq`, leaps left out, a row group at a time. Open while in a `with` block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._path = folder / "events.parquet"
         self._frames = self._read()
         self._frame: pd.DataFrame | None = None
+
+    def __enter__(self) -> _Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._frames.close()
 
     def ready(self) -> int:
         """How many events can be taken; 0 at the end."""
@@ -166,22 +189,23 @@ class _Record:
         taken, self._frame = self._frame.iloc[:n], self._frame.iloc[n:]
         return taken
 
-    def _read(self) -> Iterator[pd.DataFrame]:
+    def _read(self) -> Generator[pd.DataFrame, None, None]:
         import fastparquet
+        from fastparquet.util import ParquetException
 
-        path = self._folder / "events.parquet"
-        # What a damaged file makes the reader raise is not documented; whatever it is, the file is at fault.
         try:
-            for frame in fastparquet.ParquetFile(str(path)).iter_row_groups(columns=list(Event._fields)):
-                yield frame[frame["seq"] >= 0]
-        except GeneratorExit:
-            raise
-        except Exception as error:
-            raise _no_run(self._folder, path, error) from error
+            with self._path.open("rb") as file:
+                table = fastparquet.ParquetFile(file)
+                for group in table.row_groups:
+                    frame = table.read_row_group_file(group, list(Event._fields), [], index=False)
+                    yield frame[frame["seq"] >= 0]
+        except (*UNREADABLE, ParquetException) as error:
+            raise _no_run(self._folder, self._path, error) from error
 
 
 def _rows(frame: pd.DataFrame) -> list[Event]:
-    return [Event(*(each if isinstance(each, str) else int(each) for each in row)) for row in frame.to_numpy().tolist()]
+    rows: list[list[Any]] = frame.to_numpy().tolist()
+    return [Event(*row) for row in rows]
 
 
 def _no_run(folder: Path, path: Path, why: object) -> ScenarioError:
@@ -207,6 +231,8 @@ def _events(event: FirstDifference) -> list[str]:
     if event.a and event.b:
         names = [name for name in Event._fields if getattr(event.a, name) != getattr(event.b, name)]
         lines.append(f"     differs in {', '.join(names)}")
+        if "detail" in names:
+            lines += [f"  {sign}  {each.detail or ABSENT}" for sign, each in (("A", event.a), ("B", event.b))]
     return lines
 
 
@@ -216,8 +242,8 @@ def _words(event: Event) -> str:
         f", {count:,} {noun}" for count, noun in ((event.tokens, "tokens"), (event.pages, "pages")) if count >= 0
     )
     return (
-        f"{event.seq:,} {event.kind}{who} at {event.time_ns:,} ns, pass {event.step:,}{moved}; free {event.free_pages:,}, "
-        f"running {event.running:,}, waiting {event.waiting:,}"
+        f"{event.seq:,} {event.kind}{who} at {event.time_ns:,} ns, pass {event.step:,}{moved}; "
+        f"free {event.free_pages:,}, running {event.running:,}, waiting {event.waiting:,}"
     )
 
 

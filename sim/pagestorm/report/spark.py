@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pagestorm.events import RawEvent
@@ -26,19 +27,25 @@ class PoolUse:
         self.last_ns = 0
         self._width_ns = FIRST_BUCKET_NS
         self._most: list[int] = []
+        self._start = 0
+        """In use at the latest time."""
         self._level = 0
+        """In use by the next one, steadily more until then."""
 
     def write(self, events: Sequence[RawEvent]) -> None:
         """Take a chunk of the record."""
         pages = self.pool_pages
         for event in events:
-            self.add(event[0], pages - event[7] - event[8])
+            used = pages - event[7] - event[8]
+            # A leap is told at its start with the pages that it has taken by its end.
+            self.add(event[0], self._level if event[3] == "leap" else used)
+            self._level = used
 
     def close(self) -> None:
         """Nothing is held open."""
 
     def add(self, time_ns: int, used_pages: int) -> None:
-        """From `time_ns` on so many pages are in use. A time before the latest one counts as the latest."""
+        """At `time_ns` so many pages are in use. A time before the latest one counts as the latest."""
         most, width_ns = self._most, self._width_ns
         self.last_ns = max(self.last_ns, time_ns)
         while self.last_ns // width_ns >= BUCKETS:
@@ -46,11 +53,12 @@ class PoolUse:
             self._most = most = [max(pair) for pair in zip(padded[::2], padded[1::2], strict=True)]
             self._width_ns = width_ns = 2 * width_ns
         at = self.last_ns // width_ns
-        # What was in use before stays in use until now, in the stretches between too.
-        if len(most) <= at:
-            most.extend([self._level] * (at + 1 - len(most)))
-        most[at] = max(most[at], used_pages)
-        self._level = used_pages
+        begun = len(most)
+        if begun <= at:
+            start, gain = self._start, self._level - self._start
+            most.extend(start + gain * (i + 1) // (at + 1 - begun) for i in range(at + 1 - begun))
+        most[at] = max(most[at], self._level, used_pages)
+        self._start = self._level = used_pages
 
     def shares(self, columns: int) -> list[float]:
         """The most in use, as a share of the pool, in each of `columns` equal stretches; empty before anything came."""
@@ -58,7 +66,7 @@ class PoolUse:
         if not most or columns < 1:
             return []
         edges = [column * len(most) // columns for column in range(columns + 1)]
-        return [max(most[a : max(b, a + 1)]) / self.pool_pages for a, b in zip(edges, edges[1:], strict=False)]
+        return [max(most[a : max(b, a + 1)]) / self.pool_pages for a, b in pairwise(edges)]
 
 
 def pool_use(rows: Iterable[TimelineRow]) -> PoolUse | None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pagestorm.diagnosis import Diagnosis, diagnose
 from pagestorm.report.figures import key_figures
+from pagestorm.report.spark import BLOCKS, PoolUse, pool_use, sparkline
 from pagestorm.report.verdict import BAD, GOOD, WARNING, Verdict, verdict
-from pagestorm.report.words import printable, sentence
+from pagestorm.report.words import duration, printable, sentence
 
 if TYPE_CHECKING:
     from pagestorm.runs import Result
@@ -33,8 +34,9 @@ def verdict_text(
     *,
     unicode: bool = True,
     interrupted: bool = False,
+    use: PoolUse | None = None,
 ) -> str:
-    """Outcome, the law that decided, what it cost, what to try next, and ten figures; lines of at most `width`
+    """Outcome, the law that decided, what it cost, what to try next, pool use and ten figures; lines of at most `width`
     columns, with ANSI colours if `colour`, in plain ASCII unless `unicode`."""
     told = verdict(result_summary, diagnosis, interrupted=interrupted)
     columns = max(NARROWEST, min(width, WIDEST))
@@ -51,6 +53,8 @@ def verdict_text(
         lines += _labelled("" if i else "next", f"- {step}", columns, colour)
     if lines[-1]:
         lines.append("")
+    if use is not None:
+        lines += _pool_use(use, columns, colour, unicode)
     lines += [*_table(key_figures(result_summary, diagnosis), columns, colour)]
     text = "\n".join(lines) + "\n"
     return text if unicode else text.encode("ascii", "replace").decode()
@@ -59,7 +63,7 @@ def verdict_text(
 def speaks_unicode(stream: TextIO) -> bool:
     """Whether the signs of a verdict can be written to it."""
     try:
-        "".join(sign for sign, _ in SIGNS.values()).encode(stream.encoding or "ascii")
+        "".join([*(sign for sign, _ in SIGNS.values()), BLOCKS]).encode(stream.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
@@ -71,14 +75,27 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def say(
-    result: Result, out: Path | None = None, *, diagnosis: Diagnosis | None = None, stream: TextIO | None = None
+    result: Result,
+    out: Path | None = None,
+    *,
+    diagnosis: Diagnosis | None = None,
+    use: PoolUse | None = None,
+    stream: TextIO | None = None,
 ) -> None:
     """Print the verdict, and where the rest of it is or how to get it."""
     to = stream or sys.stdout
     found = diagnosis or diagnose(result.raw_events, result.summary, result.scenario)
     width = shutil.get_terminal_size((80, 24)).columns
     unicode = speaks_unicode(to)
-    text = verdict_text(result.summary, found, width, wants_colour(to), unicode=unicode, interrupted=result.interrupted)
+    text = verdict_text(
+        result.summary,
+        found,
+        width,
+        wants_colour(to),
+        unicode=unicode,
+        interrupted=result.interrupted,
+        use=use or pool_use(result.timeline_rows),
+    )
     to.write(text)
     place = str(out / "report.html") if out is not None else ""
     hint = f"report: {printable(place)}" if place else "for tables, pictures and a report add: --out DIR"
@@ -93,6 +110,17 @@ def _headline(summary: Mapping[str, Any], told: Verdict, columns: int, colour: b
     if len(name) > room:
         name = name[: max(0, room - 3)] + "..."
     return [f"{_paint(word, f'1;{COLOURS[told.level]}', colour)}  {name}", *_wrap(told.headline, columns, 2), ""]
+
+
+def _pool_use(use: PoolUse, columns: int, colour: bool, unicode: bool) -> list[str]:
+    """The share of the pool in use over time, and what its ends mean."""
+    indent = 2 + LABEL_COLUMNS
+    line = sparkline(use.shares(columns - indent), unicode=unicode)
+    if not line:
+        return []
+    start = f"  {'pool':<{LABEL_COLUMNS}}"
+    what = f"pages in use over {duration(use.last_ns / 1e9)}; the top is all {use.pool_pages:,} of them"
+    return [_paint(start, "1", colour) + line, *_wrap(what, columns, indent), ""]
 
 
 def _labelled(label: str, text: str, columns: int, colour: bool) -> list[str]:

@@ -60,6 +60,14 @@ def parse(command: str) -> Launch:
     )
 
 
+def read_flags(engine: str, words: list[str]) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """The settings in an engine's arguments, and the words that its parser does not know. Raises `ScenarioError`."""
+    reader = _Arguments(engine, words)
+    reader.read()
+    unknown = reader.unknown if reader.model is None else [reader.model, *reader.unknown]
+    return reader.settings, tuple(unknown)
+
+
 def _words(command: str) -> list[str]:
     """The words of a shell command; comments and line continuations are gone."""
     if len(command) > MAX_CHARACTERS:
@@ -234,7 +242,7 @@ class _Arguments:
             value = json.loads(values[0])
         except json.JSONDecodeError:
             value = values[0]
-        inner = self.settings.setdefault(found[1].field, {})
+        inner: object = self.settings.setdefault(found[1].field, {})
         for key in keys[:-1]:
             inner = inner.setdefault(key, {}) if isinstance(inner, dict) else {}
         if isinstance(inner, dict):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pagestorm.errors import ScenarioError
 from pagestorm.sizing.account import Refused
 
 SOURCE = "sglang 0.5.23 mem_cache/pool_host/base.py"
@@ -19,7 +18,8 @@ GB = 10**9
 DEFAULT_RATIO, BUFFER_RATIO, BACKUP_RATIO = 2.0, 1.2, 0.2
 DEFAULT_FRACTION, SLACK = 0.8, 0.05
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head")
-HUGEPAGES = {"": 1, "2MB": 2 << 20, "1GB": 1 << 30}
+PAGE_BYTES = 4096
+HUGEPAGES = {"2MB": 2 << 20, "1GB": 1 << 30}
 
 
 class HostPool(NamedTuple):
@@ -84,7 +84,9 @@ def mla_bytes_per_token(row_elements: int, layers: int, element_bytes: int) -> i
     return row_elements * element_bytes * layers
 
 
-def index_pool(anchor: HostPool, layers: int, bytes_per_token_per_layer: int, layout: str, name: str = "indexer") -> HostPool:
+def index_pool(
+    anchor: HostPool, layers: int, bytes_per_token_per_layer: int, layout: str, name: str = "indexer"
+) -> HostPool:
     """Index keys that ride on the anchor's pages: its page count, own bytes.
 
     `layers` are those that own keys, and one for each packed draft layer. The buffer has a page more than is checked.
@@ -96,7 +98,13 @@ def index_pool(anchor: HostPool, layers: int, bytes_per_token_per_layer: int, la
         raise Refused(f"Unsupported layout: {layout}")
     allocated = (anchor.tokens + page_size + 1) // page_size
     return HostPool(
-        name, layers, bytes_per_token_per_layer * layers, page_size, anchor.pages, asked, allocated * layers * page_bytes
+        name,
+        layers,
+        bytes_per_token_per_layer * layers,
+        page_size,
+        anchor.pages,
+        asked,
+        allocated * layers * page_bytes,
     )
 
 
@@ -113,13 +121,16 @@ def split_size(size_gb: float, device_bytes: Sequence[float]) -> list[float]:
     return [size_gb * each / total for each in device_bytes]
 
 
-def auto_ratio(budget: int, device_bytes: int, requested: float = DEFAULT_RATIO, fraction: float = DEFAULT_FRACTION) -> float:
+def auto_ratio(
+    budget: int, device_bytes: int, requested: float = DEFAULT_RATIO, fraction: float = DEFAULT_FRACTION
+) -> float:
     """The ratio where neither size nor ratio is given: reduced until this machine's pools fit. Raises `Refused`."""
     allowed = int(budget * fraction)
     ratio = min(requested, allowed * (1 - SLACK) / device_bytes)
     if ratio <= 0:
         raise Refused(
-            "No host memory is left for HiCache after the 10 GiB reserve; set --hicache-ratio or --hicache-size explicitly."
+            "No host memory is left for HiCache after the 10 GiB reserve; set --hicache-ratio or --hicache-size "
+            "explicitly."
         )
     return ratio
 
@@ -137,12 +148,10 @@ def check_pool(pool: HostPool, available: int) -> None:
     )
 
 
-def reserved_bytes(buffer_bytes: int, hugepage: str) -> int:
-    """What a buffer really takes with huge pages (`SGLANG_HUGEPAGE_SIZE`): rounded up to whole ones."""
-    unit = HUGEPAGES.get(hugepage)
-    if unit is None:
-        known = " or ".join(name for name in HUGEPAGES if name)
-        raise ScenarioError(f"{hugepage!r} is none of {known}", key="SGLANG_HUGEPAGE_SIZE")
+def mapped_bytes(buffer_bytes: int, hugepage: str = "") -> int:
+    """What a buffer takes once mapped: whole pages, huge ones under `SGLANG_HUGEPAGE_SIZE` (2MB or 1GB; anything else
+    is ignored with a warning, as the engine does)."""
+    unit = HUGEPAGES.get(hugepage.strip().upper(), PAGE_BYTES)
     return -(-buffer_bytes // unit) * unit
 
 

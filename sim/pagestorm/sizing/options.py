@@ -114,7 +114,7 @@ class Options:
 
 def _bytes(name: str, value: object) -> int:
     try:
-        size = int(cast("str", value)) if isinstance(value, str) else int(cast("float", value))
+        size = int(value) if isinstance(value, str) else int(cast("float", value))
     except (TypeError, ValueError):
         raise ScenarioError(f"{value!r} is no number of bytes", key=name) from None
     if size < 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pagestorm.catalog.shape import LINEAR, Shape
-from pagestorm.sizing.account import BYTES, COUNT, GIB, MIB, RATIO, TOKENS, Account, both
+from pagestorm.sizing.account import BYTES, COUNT, GIB, MIB, RATIO, TOKENS, Account
 from pagestorm.sizing.options import Options
 from pagestorm.sizing.platform import Graphs
 from pagestorm.sizing.ranks import Ranks

@@ -140,7 +140,9 @@ def size_state_pool(
         overlap=overlap,
         skip_decode_lock=options.variable_switch("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"),
     )
-    account.note("state_slots_per_request", each, COUNT, f"strategy {name}, overlap {'on' if overlap else 'off'}", SOURCE)
+    account.note(
+        "state_slots_per_request", each, COUNT, f"strategy {name}, overlap {'on' if overlap else 'off'}", SOURCE
+    )
     slots, rest_gib, intermediate = _slots(options, ranks, rest_gib, slot, each, draft_tokens, account)
     if slots <= 0:
         raise Refused(
@@ -152,7 +154,11 @@ def size_state_pool(
     pool_gib = state_pool_bytes(slots, slot) / GIB
     pool = StatePool(slots, slot, each, int(state_pool_bytes(slots, slot)), int(intermediate))
     account.note(
-        "state_pool_bytes", pool.pool_bytes, BYTES, f"({slots:,} slots + {PADDING_SLOTS} for padding) x {slot:,}", SOURCE
+        "state_pool_bytes",
+        pool.pool_bytes,
+        BYTES,
+        f"({slots:,} slots + {PADDING_SLOTS} for padding) x {slot:,}",
+        SOURCE,
     )
     return pool, rest_gib - pool_gib
 
@@ -182,7 +188,11 @@ def _slots(
     if not spec:
         slots = int((budget - slot) // slot)
         account.note(
-            "state_slots", slots, COUNT, f"({rest_gib:.3f} GiB x {ratio} / (1 + {ratio}) - {slot:,}) // {slot:,}", SOURCE
+            "state_slots",
+            slots,
+            COUNT,
+            f"({rest_gib:.3f} GiB x {ratio} / (1 + {ratio}) - {slot:,}) // {slot:,}",
+            SOURCE,
         )
         return slots, rest_gib, 0.0
     tokens = draft_tokens or 0
@@ -191,7 +201,8 @@ def _slots(
         "state_slots",
         slots,
         COUNT,
-        f"({rest_gib:.3f} GiB x {ratio} / (1 + {ratio}) - {slot:,} x (1 + {tokens})) // ({slot:,} x (1 + {tokens} / {each}))",
+        f"({rest_gib:.3f} GiB x {ratio} / (1 + {ratio}) - {slot:,} x (1 + {tokens})) // ({slot:,} x (1 + {tokens} / "
+        f"{each}))",
         SOURCE,
     )
     held = min(running if running is not None else slots, max(slots, 0) // each)

@@ -139,7 +139,7 @@ def rank_weights(
 
 def _bytes(part: Part, form: Format, ranks: Ranks, dp_shares_vocabulary: bool) -> float:
     each = {KEPT: form.kept, ROUTED: form.routed}.get(part.stored_as, form.linear)
-    return part.count * each / _shared_by(part, ranks, dp_shares_vocabulary)
+    return part.parameters * each / _shared_by(part, ranks, dp_shares_vocabulary)
 
 
 def _shared_by(part: Part, ranks: Ranks, dp_shares_vocabulary: bool) -> float:
@@ -159,7 +159,9 @@ def _shared_by(part: Part, ranks: Ranks, dp_shares_vocabulary: bool) -> float:
             return 1
 
 
-def note_weights(account: Account, weights: Weights, form: Format, ranks: Ranks, stage: Stage, measured: int | None) -> int:
+def note_weights(
+    account: Account, weights: Weights, form: Format, ranks: Ranks, stage: Stage, measured: int | None
+) -> int:
     """Record the weights of a rank; returns their bytes."""
     where = f"layers {stage.start} to {stage.end - 1}" if ranks.pp > 1 else "all layers"
     if measured is not None:

@@ -111,7 +111,8 @@ def split_by_cap(
     if full <= 0:
         raise Refused(
             f"SWA pool cap ({window} tokens, {fixed / GIB:.2f} GiB) leaves no room for the full KV pool within the "
-            f"available {budget_bytes / GIB:.2f} GiB. Reduce --max-running-requests, lower SGLANG_SWA_EVICTION_INTERVAL, "
+            f"available {budget_bytes / GIB:.2f} GiB. Reduce --max-running-requests, lower "
+            "SGLANG_SWA_EVICTION_INTERVAL, "
             f"or increase --mem-fraction-static.",
             int(fixed + (full_bytes + draft_bytes) * page_size - budget_bytes),
         )

@@ -1,0 +1,1 @@
+"""Timings that anyone can rerun: `make bench`, or `python -m bench NAME`. Ratios are measured in one run."""
