@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import closed_loop, decode_step, startup, table
+from bench import closed_loop, decode_step, report_load, startup, table
 
 TIMINGS: dict[str, Callable[[], list[table.Row]]] = {
     "closed_loop": closed_loop.rows,
     "decode_step": decode_step.rows,
     "startup": startup.rows,
+    "report_load": report_load.rows,
     "flatness": closed_loop.flatness,
 }
 

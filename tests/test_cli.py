@@ -315,7 +315,7 @@ def test_the_small_commands_answer(command: str, capsys: pytest.CaptureFixture[s
         assert json.loads(out)
 
 
-@pytest.mark.parametrize("command", ["", "run", "replay", "schema", "catalog", "doctor"])
+@pytest.mark.parametrize("command", ["", "run", "compare-runs", "replay", "schema", "catalog", "doctor"])
 def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran(*command.split(), "--help") == 0
     assert "Example" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
     python -m pagestorm_real.gpu      JSON on stdout, a verdict for each check; exit 1 when one failed
 
-A check is `passed`, `failed` or `skipped` (with the reason). Without CUDA all of them are skipped, and the exit code is 0.
+A check is `passed`, `failed` or `skipped` (with the reason). Without CUDA all are skipped, and the exit code is 0.
 """
 
 from __future__ import annotations

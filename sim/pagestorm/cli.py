@@ -172,7 +172,7 @@ def fuzz(against: Against, examples: int, seed: int, engine: str | None, out: Pa
     kind = against if against in ("sglang", "vllm") else engine or "sglang"
     with _Bar(quiet) as bar, open_referee(against) as referee:
         progress = bar.counting(examples) if bar.on else None
-        catch = hunt(against, referee, examples=examples, start=seed, engine=kind, progress=progress)
+        catch = hunt(against, referee, examples=examples, start=seed, engine=kind, progress=progress, on_found=_say_found)
     click.echo(as_text(catch))
     if catch.found is not None:
         return _save_finding(catch.found, against, out)
@@ -184,6 +184,10 @@ def fuzz(against: Against, examples: int, seed: int, engine: str | None, out: Pa
         )
         return EXPECTATION_FAILED
     return OK
+
+
+def _say_found(found: Found) -> None:
+    click.echo(f"pagestorm: found a difference, shrinking it: {found.error}", err=True)
 
 
 def _hunt_and_referee() -> tuple[Any, Any]:
@@ -368,8 +372,6 @@ class _Bar:
 
     def _show(self, progress: Progress) -> None:
         if self._bar is None:
-            import shutil
-
             from tqdm import tqdm
 
             from pagestorm.report.progress import BAR_FORMAT
@@ -382,7 +384,7 @@ class _Bar:
                 mininterval=0.2,
                 miniters=0,
                 leave=False,
-                ncols=shutil.get_terminal_size((80, 24)).columns,
+                dynamic_ncols=True,
             )
         from pagestorm.report.progress import progress_words
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
 from hypothesis.strategies import SearchStrategy
@@ -25,6 +26,9 @@ ROUND_EXAMPLES = 100
 MOST_ROUNDS = 1 << 20
 ENOUGH_SHORTAGES = 8
 """More shortages in one run are no better."""
+FEW_REQUESTS = 10
+"""What is found shall have no more requests than this; `SMALLER_EXAMPLES` scenarios are spent on it where it has."""
+SMALLER_EXAMPLES = 500
 
 
 class _Stop(BaseException):
@@ -51,28 +55,37 @@ def hunt(
     start: int = 0,
     engine: str = "sglang",
     progress: Callable[[int], None] | None = None,
+    on_found: Callable[[Found], None] | None = None,
 ) -> Catch:
     """Compare `examples` different scenarios, drawn from the seed `start`; stop at the first that parts the two sides.
 
-    `progress` is told how many were compared. Ctrl-C ends the hunt with what it has. Raises what a referee raises when
+    `progress` is told how many were compared, `on_found` of the first finding, before it is shrunk. Ctrl-C ends the hunt with what it has. Raises what a referee raises when
     it cannot compare at all (`ReferenceUnavailable`, `ScenarioError`, `MemoryRefused`).
     """
     # A pool with page ids cannot follow a prefix cache yet.
-    drawn = scenarios(engine, prefix_caching=False if against == "torch" else None)
-    trail = _Trail(Catch(against, engine), referee, examples, progress)
+    drawn = partial(scenarios, engine, prefix_caching=False if against == "torch" else None)
+    trail = _Trail(Catch(against, engine), referee, examples, progress, on_found)
+    smaller = _Trail(Catch(against, engine), referee, SMALLER_EXAMPLES)
     try:
-        for number in range(MOST_ROUNDS):
-            _round(trail, min(examples, ROUND_EXAMPLES), start * MOST_ROUNDS + number, drawn)
-            if trail.last is not None:
-                break
-    except _Enough:
-        pass
+        _rounds(trail, start, drawn())
+        if trail.last is not None and len(trail.last.scenario.workload.requests or ()) > FEW_REQUESTS:
+            # Some differences hang on a sum over many requests and do not shrink one by one.
+            _rounds(smaller, start, drawn(most_requests=FEW_REQUESTS))
     except _Stop as stop:
         raise stop.error from None
     except KeyboardInterrupt:
         trail.catch.interrupted = True
-    trail.catch.found = trail.last
+    trail.catch.found = smaller.last or trail.last
     return trail.catch
+
+
+def _rounds(trail: _Trail, start: int, drawn: SearchStrategy[Mapped]) -> None:
+    """One round after another until something is found or enough scenarios were compared."""
+    with suppress(_Enough):
+        for number in range(MOST_ROUNDS):
+            _round(trail, min(trail.examples, ROUND_EXAMPLES), start * MOST_ROUNDS + number, drawn)
+            if trail.last is not None:
+                return
 
 
 def _round(trail: _Trail, examples: int, start: int, drawn: SearchStrategy[Mapped]) -> None:
@@ -113,14 +126,20 @@ class _Trail:
     """The scenarios tried so far. Each is run once and counted once, however often it is drawn."""
 
     def __init__(
-        self, catch: Catch, referee: Referee, examples: int, progress: Callable[[int], None] | None
+        self,
+        catch: Catch,
+        referee: Referee,
+        examples: int,
+        progress: Callable[[int], None] | None = None,
+        on_found: Callable[[Found], None] | None = None,
     ) -> None:
         self.catch = catch
+        self.examples = examples
         self.last: Found | None = None
         """The finding that was tried last."""
         self._referee = referee
-        self._examples = examples
         self._progress = progress
+        self._on_found = on_found
         self._verdicts: dict[int, _Verdict] = {}
 
     def follow(self, data: Mapped) -> bool:
@@ -140,13 +159,16 @@ class _Trail:
         try:
             seen = Seen(self._referee(drawn))
         except FAULTS as error:
-            return _Verdict(Found(drawn, error))
+            found = Found(drawn, error)
+            if self.last is None and self._on_found is not None:
+                self._on_found(found)
+            return _Verdict(found)
         except PagestormError as error:
             raise _Stop(error) from error
         if self.last is None:
             self.catch.add(seen)
             if self._progress is not None:
                 self._progress(self.catch.examples)
-            if self.catch.examples >= self._examples:
+            if self.catch.examples >= self.examples:
                 raise _Enough
         return _Verdict(None, seen.peak_use, seen.shortages)

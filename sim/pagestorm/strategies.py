@@ -50,6 +50,7 @@ LONGEST_OUTPUT = 250
 TICK_S = 0.01
 """The base time of a pass with the plain step time: arrivals at multiples of it fall on planning rounds."""
 MOST_REQUESTS = 32
+"""Requests of a drawn scenario, unless asked for fewer."""
 CROWDS = (3, 6, 10, 16)
 OUTGROWN_POOL_TOKENS = 5120
 """A pool that a lone request can outgrow: admission reserves 4096 tokens at most for what it may generate."""
@@ -65,7 +66,11 @@ def scenario(data: Mapping[str, object]) -> Scenario:
 
 @st.composite
 def scenarios(
-    draw: st.DrawFn, engine: str = "sglang", pressure: bool | None = None, prefix_caching: bool | None = None
+    draw: st.DrawFn,
+    engine: str = "sglang",
+    pressure: bool | None = None,
+    prefix_caching: bool | None = None,
+    most_requests: int = MOST_REQUESTS,
 ) -> Mapped:
     """Whole scenarios of an engine (sglang or vllm), accepted by `pagestorm.scenario.from_mapping`.
 
@@ -84,7 +89,7 @@ def scenarios(
         "name": "drawn",
         "engine": server,
         "steptime": draw(steptimes()),
-        "workload": draw(workloads(server, pressed)),
+        "workload": draw(workloads(server, pressed, most_requests)),
     }
 
 
@@ -176,10 +181,12 @@ def _pages(page: int, tiny: bool) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def workloads(draw: st.DrawFn, engine: Mapping[str, Any], pressure: bool = True) -> Mapped:
+def workloads(
+    draw: st.DrawFn, engine: Mapping[str, Any], pressure: bool = True, most_requests: int = MOST_REQUESTS
+) -> Mapped:
     """Requests written out for a server with these flags, the `workload` part of a scenario."""
     page, pool = _pool_of(engine)
-    requests = draw(_requests(page, pool, pressure))
+    requests = draw(_requests(page, pool, pressure, most_requests))
     if engine["kind"] == "vllm":
         requests = [request | draw(_identity(page)) for request in requests]
     if draw(_one_in(8)):
@@ -202,7 +209,7 @@ def _pool_of(engine: Mapping[str, Any]) -> tuple[int, int]:
 
 
 @st.composite
-def _requests(draw: st.DrawFn, page: int, pool: int, pressure: bool) -> list[Mapped]:
+def _requests(draw: st.DrawFn, page: int, pool: int, pressure: bool, most_requests: int) -> list[Mapped]:
     """Requests without arrivals. About `crowd` of them fill the pool by the time they end."""
     oddity = draw(_seldom("giants", "brief", "ignored", "some ignored", "slack"))
     crowd = draw(st.sampled_from(CROWDS)) if pressure else 64
@@ -217,8 +224,8 @@ def _requests(draw: st.DrawFn, page: int, pool: int, pressure: bool) -> list[Map
         st.booleans() if oddity == "some ignored" else st.just(oddity == "ignored"),
     )
     # A number of its own, so that an example can lose requests without becoming another one.
-    fewest = draw(st.sampled_from((1, crowd, crowd, crowd))) if pressure else 1
-    return draw(st.lists(request, min_size=fewest, max_size=MOST_REQUESTS if pressure else MOST_REQUESTS // 2))
+    fewest = min(most_requests, draw(st.sampled_from((1, crowd, crowd, crowd)))) if pressure else 1
+    return draw(st.lists(request, min_size=fewest, max_size=most_requests))
 
 
 @st.composite

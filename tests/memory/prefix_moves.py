@@ -16,7 +16,7 @@ MOST_REQUESTS = 12
 
 def setup_of(rng: random.Random, page_size: int | None = None, policy: str | None = None) -> Setup:
     """Some cache under pressure."""
-    policy = policy or rng.choice(POLICIES)
+    policy = policy or rng.choice(("lru", "lru", *POLICIES))
     p = page_size or rng.choice(PAGE_SIZES)
     tuning: dict[str, float] | None = None
     if policy == "slru" and rng.random() < 0.7:
@@ -46,7 +46,7 @@ class Moves:
             (6, self._decode),
             (3, self._finish),
             (1, self._retract),
-            (2, self._look),
+            (4, self._look),
             (1, self._hold),
             (1, self._evict),
             (1, self._group),
@@ -76,7 +76,7 @@ class Moves:
 
     def _text(self) -> Text:
         """A prompt: something shared or said before, or a part of it, with something new behind."""
-        rng, text = self.rng, ()
+        rng = self.rng
         before: Text = ()
         if self.texts and rng.random() < 0.6:
             before = rng.choice(self.texts[-12:])
@@ -84,7 +84,7 @@ class Moves:
             before = ((rng.randint(1, SHARED_SOURCES), 0, self._tokens(6)),)
         if before and rng.random() < 0.5:
             before = cut(before, (0, 0), rng.randint(1, tokens_in(before)))
-        text = (*before, self._own(4)) if not before or rng.random() < 0.7 else before
+        text: Text = (*before, self._own(4)) if not before or rng.random() < 0.7 else before
         return self._chopped(text)
 
     def _chopped(self, text: Text) -> Text:
@@ -118,7 +118,9 @@ class Moves:
         elif len(self.naive.requests) < MOST_REQUESTS:
             request = len(self.prompts)
             self.source += 1
-            self.prompts[request] = (self._text(), self.source, self.rng.choice([0, 0, 0, 1, 2, -1]))
+            prompt = self._text()
+            self.texts.append(prompt)
+            self.prompts[request] = (prompt, self.source, self.rng.choice([0, 0, 0, 1, 2, -1]))
         else:
             return
         self._do("admit", request, *self.prompts[request])

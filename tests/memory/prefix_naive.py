@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from pagestorm.memory.text import Text
@@ -106,7 +107,7 @@ class Naive:
         self._lock(self.held.pop(name), -1)
 
     def _units(self, tokens: list[Token]) -> list[Unit]:
-        units: list[Unit] = list(zip(tokens, tokens[1:], strict=False)) if self.setup.bigram else [(t,) for t in tokens]
+        units: list[Unit] = list(pairwise(tokens)) if self.setup.bigram else [(t,) for t in tokens]
         return units[: len(units) // self.p * self.p]
 
     def _find(self, units: list[Unit]) -> Branch:

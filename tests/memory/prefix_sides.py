@@ -13,6 +13,7 @@ from pagestorm.memory.paged import FreeList, PagedLedger
 from pagestorm.memory.prefix import Node, PrefixTree
 from pagestorm.memory.prefix_cache import Lease, PrefixCache
 from pagestorm.memory.text import Text, tokens_in
+from pagestorm.memory.twin import TwinPool
 from tests.memory.prefix_naive import Operation, Setup, State
 
 ROWS = 40
@@ -43,17 +44,18 @@ class Request:
 
 
 class Simulated:
-    """`PrefixCache` over a ledger. `make_tree` and `make_cache` put something broken in its place."""
+    """`PrefixCache` over a paged ledger, with others in lockstep; `make_tree` and `make_cache` break it."""
 
     def __init__(
         self,
         setup: Setup,
         make_tree: MakeTree = PrefixTree,
         make_cache: MakeCache = PrefixCache,
-        ledger: Ledger | None = None,
+        others: Sequence[Ledger] = (),
     ) -> None:
         self.pages = FreeList(setup.pages, setup.page_size)
-        self.ledger = ledger or PagedLedger(setup.pages, setup.page_size, ROWS + setup.pages, self.pages)
+        paged = PagedLedger(setup.pages, setup.page_size, ROWS + setup.pages, self.pages)
+        self.ledger: Ledger = TwinPool([paged, *others]) if others else paged
         tree = make_tree(setup.page_size, setup.policy, setup.tuning, first_owner=ROWS, bigram=setup.bigram)
         self.cache = make_cache(tree, self.ledger)
         self.requests: dict[int, Request] = {}
@@ -134,6 +136,8 @@ class Simulated:
     def audit(self) -> None:
         """The cache's own audit, where it says anything: no lock but those of leases, no group open."""
         self.ledger.audit()
+        rows = [req.row for req in self.requests.values() if req.lease]
+        self.ledger.verify(np.array(rows + [node.owner for node in self.cache.tree.walk()], dtype=np.int64))
         if not self.held and not self.grouping:
             self.cache.audit()
         else:

@@ -67,7 +67,7 @@ def canary(request: pytest.FixtureRequest) -> Canary:
 
 def test_the_state_machine_finds_it_and_shrinks_it_to_a_few_calls(canary: Canary) -> None:
     with pytest.raises(FOUND) as caught:
-        run_state_machine_as_test(machine(canary.make), settings=search(examples=300, steps=15))
+        run_state_machine_as_test(machine(canary.make), settings=search(examples=1500, steps=15))
     calls = reproducer(caught.value)
     assert 1 <= len(calls) <= 8, calls
 

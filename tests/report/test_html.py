@@ -245,6 +245,9 @@ def _parts(name: str) -> dict[str, object]:
 def test_the_bar_of_the_worst_moment_is_the_whole_pool(name: str) -> None:
     ran = result(name)
     moment = worst_moment(ran.summary, diagnosis(name), ran.timeline_rows)
+    if name == "none served":
+        assert moment is None
+        return
     assert moment is not None
     assert sum(pages for _, pages, _ in moment.pool) == pytest.approx(ran.summary["pool_pages"])
 

@@ -46,7 +46,9 @@ LENGTHS = (
 def scenario(seed: int = 7, **workload: Any) -> Scenario:
     parts: dict[str, Any] = {"num_requests": 300, "arrivals": ARRIVALS[2]}
     parts |= {"input_tokens": LENGTHS[1], "output_tokens": LENGTHS[2]}
-    return Scenario(name="x", seed=seed, engine=SglangFlags(max_total_tokens=1000), workload=Workload(**parts | workload))
+    return Scenario(
+        name="x", seed=seed, engine=SglangFlags(max_total_tokens=1000), workload=Workload(**parts | workload)
+    )
 
 
 def written(*requests: ExplicitRequest, **workload: Any) -> Scenario:

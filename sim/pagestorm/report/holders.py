@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pagestorm.diagnosis import ABORT, REJECTION, STALL, Diagnosis, Incident
+from pagestorm.diagnosis import ABORT, QUEUE_LIMIT, REJECTION, STALL, Diagnosis, Incident
 from pagestorm.report import theme
 from pagestorm.report.plots import headline, whole_numbers
 from pagestorm.report.words import duration, percent, plural
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from pagestorm.record import TimelineRow
 
+LEGEND_BELOW_IN = 0.5
+"""Room for the axis below a bar."""
 LABELS_IN = 1.0
 """What the names of holders take from the width."""
 
@@ -53,7 +55,7 @@ def holders_figure(moment: Moment | None, width_in: float) -> Figure:
     legend_in = 0.22 * -(-len(moment.pool) // _columns(width_in)) if moment else 0.0
     figure = theme.new_figure(width_in, 1.4 + legend_in + sum(heights) + 0.35 * len(parts))
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    _draw_pool(axes[0], moment, width_in)
+    _draw_pool(figure, axes[0], moment, width_in)
     for each, (title, part) in zip(axes[1:], parts, strict=True):
         _draw_bars(each, title, part)
     return figure
@@ -85,7 +87,12 @@ def told_in_words(moment: Moment | None) -> str:
 def _decisive(summary: Mapping[str, Any], diagnosis: Diagnosis) -> Incident | None:
     if not diagnosis.events_read:
         return None
-    return diagnosis.stall() if summary["outcome"] == "stalled" else diagnosis.gravest
+    if summary["outcome"] == "stalled":
+        return diagnosis.stall()
+    gravest = diagnosis.gravest
+    # A limit turned those away; the memory need not have been short at that moment.
+    by_limit = gravest is not None and (gravest.kind == REJECTION or gravest.reason == QUEUE_LIMIT)
+    return None if by_limit else gravest
 
 
 def _of_incident(incident: Incident, page_size: int) -> Moment:
@@ -119,7 +126,7 @@ def _of_incident(incident: Incident, page_size: int) -> Moment:
 
 
 def _asks(incident: Incident) -> str:
-    if incident.kind in (REJECTION, ABORT, STALL):
+    if incident.kind in (ABORT, STALL):
         return f"request {incident.request}"
     return f"the {incident.pressure.phase} step"
 
@@ -141,7 +148,9 @@ def _share(pool: list[Bar]) -> str:
     return f"{percent(whole - free, whole)} of {plural(round(whole), 'page')} in use"
 
 
-def _draw_pool(axes: Axes, moment: Moment | None, width_in: float) -> None:
+def _draw_pool(figure: Figure, axes: Axes, moment: Moment | None, width_in: float) -> None:
+    from matplotlib.transforms import ScaledTranslation
+
     theme.dress(axes, "", "pages")
     axes.grid(False)
     axes.set_yticks([])
@@ -158,7 +167,8 @@ def _draw_pool(axes: Axes, moment: Moment | None, width_in: float) -> None:
     whole_numbers(axes, x=True)
     axes.legend(
         loc="upper left",
-        bbox_to_anchor=(0, -0.62),
+        bbox_to_anchor=(0, 0),
+        bbox_transform=axes.transAxes + ScaledTranslation(0, -LEGEND_BELOW_IN, figure.dpi_scale_trans),
         ncols=_columns(width_in),
         frameon=False,
         fontsize=9,

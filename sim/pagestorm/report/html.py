@@ -32,7 +32,7 @@ from pagestorm.report.plots import NARROW_IN, WIDE_IN, Plots
 from pagestorm.report.settings import settings
 from pagestorm.report.style import CSS
 from pagestorm.report.theme import data_url, svg
-from pagestorm.report.verdict import Verdict, verdict
+from pagestorm.report.verdict import Verdict, taken_back, verdict
 from pagestorm.report.versions import versions
 from pagestorm.report.words import duration, printable, sentence
 
@@ -53,6 +53,8 @@ _CLASSES = {LAW: " class=words", HELD: " class=left"}
 """Columns that are not numbers."""
 ABOVE = ("name", "about")
 """Keys that the head of the page has shown."""
+ROWS_SHOWN = 12
+"""A longer table of incidents is folded away."""
 LINES_SHOWN = 150
 """A longer scenario, with thousands of explicit requests perhaps, is folded away."""
 FLAG = re.compile(r"--[a-z][a-z-]+(?: engine\.[a-z_=0-9.]*[a-z0-9])?")
@@ -224,7 +226,11 @@ def _incidents(summary: Mapping[str, Any], diagnosis: Diagnosis, kind: str, titl
         blocks.append(f"<details><summary>{shown}, in order</summary>{_table(first, kind, cost)}</details>")
     else:
         shown = f"<p>The first {KEPT_FIRST:,} of {count:,}.</p>" if count > len(first) else ""
-        blocks.append(shown + _table(first, kind, cost))
+        table = _table(first, kind, cost)
+        many = len(first) > ROWS_SHOWN
+        blocks.append(shown + (f"<details><summary>All that are kept</summary>{table}</details>" if many else table))
+    noun = taken_back(summary)[0].capitalize()
+    title = f"{noun} bursts" if kind == RETRACTION else title
     return f"<section><h2>{_text(title)} ({count:,})</h2>{''.join(blocks)}</section>"
 
 

@@ -238,6 +238,7 @@ class Plots:
         if low > 0 and high / low > 20:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+            axes.xaxis.set_minor_formatter(lambda *_: "")
             room = (high / low) ** (0.9 / width_in)
             axes.set_xlim(low / room, high * room)
         else:
@@ -311,6 +312,7 @@ def _histogram(axes: Axes, tokens: Indices, colour: str, empty: str, in_view: Se
     elif low > 0 and high / low > 200:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.xaxis.set_minor_formatter(lambda *_: "")
         edges = np.geomspace(low, high + 1, 41)
     else:
         edges = np.linspace(low, high + 1, 41)
