@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pagestorm.memory.allocator import PageAllocator
     from pagestorm.memory.ledger import Ledger
     from pagestorm.runs import Result, run
-    from pagestorm.scenario import Scenario, load
+    from pagestorm.scenario import Scenario, from_mapping, load
     from pagestorm.sizing import Sizing, size
 
 compiled.use()
@@ -44,6 +44,7 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "Sizing",
+    "from_mapping",
     "load",
     "run",
     "size",
@@ -60,6 +61,7 @@ _HOME = {
     "Result": "runs",
     "Scenario": "scenario",
     "ScenarioError": "errors",
+    "from_mapping": "scenario",
     "load": "scenario",
     "Sizing": "sizing",
     "run": "runs",

@@ -24,9 +24,9 @@ from pagestorm.errors import (
 from pagestorm.size_command import size_command
 
 if TYPE_CHECKING:
+    from pagestorm.catch import Found
     from pagestorm.diagnosis import Diagnosis
     from pagestorm.events import Sink
-    from pagestorm.catch import Found
     from pagestorm.report.output import OutputFolder
     from pagestorm.report.perfetto import PerfettoTrace
     from pagestorm.report.spark import PoolUse
@@ -172,7 +172,9 @@ def fuzz(against: Against, examples: int, seed: int, engine: str | None, out: Pa
     kind = against if against in ("sglang", "vllm") else engine or "sglang"
     with _Bar(quiet) as bar, open_referee(against) as referee:
         progress = bar.counting(examples) if bar.on else None
-        catch = hunt(against, referee, examples=examples, start=seed, engine=kind, progress=progress, on_found=_say_found)
+        catch = hunt(
+            against, referee, examples=examples, start=seed, engine=kind, progress=progress, on_found=_say_found
+        )
     click.echo(as_text(catch))
     if catch.found is not None:
         return _save_finding(catch.found, against, out)
@@ -368,7 +370,11 @@ class _Bar:
         from tqdm import tqdm
 
         self._bar = bar = tqdm(total=total, unit="scenario", delay=0.5, mininterval=0.2, leave=False)
-        return lambda count: bar.update(count - bar.n)
+
+        def show(count: int) -> None:
+            bar.update(count - bar.n)
+
+        return show
 
     def _show(self, progress: Progress) -> None:
         if self._bar is None:

@@ -62,6 +62,7 @@ KINDS = (
 RawEvent = tuple[int, int, int, str, int, int, int, int, int, int, int, str, str]
 """An `Event` before it has names: what the engine makes, tens of thousands a second."""
 
+
 class Sink(Protocol):
     """A reader of the record, fed in chunks as it grows."""
 

@@ -59,7 +59,8 @@ def hunt(
 ) -> Catch:
     """Compare `examples` different scenarios, drawn from the seed `start`; stop at the first that parts the two sides.
 
-    `progress` is told how many were compared, `on_found` of the first finding, before it is shrunk. Ctrl-C ends the hunt with what it has. Raises what a referee raises when
+    `progress` is told how many were compared, `on_found` of the first finding, before it is shrunk. Ctrl-C ends the
+    hunt with what it has. Raises what a referee raises when
     it cannot compare at all (`ReferenceUnavailable`, `ScenarioError`, `MemoryRefused`).
     """
     # A pool with page ids cannot follow a prefix cache yet.

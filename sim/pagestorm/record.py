@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagestorm.engine.request import Request
+from pagestorm.engine.vllm_request import VllmRequest
 from pagestorm.events import FS_PER_NS
 
 TIMELINE_ROWS = 20_000
@@ -70,6 +71,9 @@ class RequestTable:
 
     def add(self, request: Request) -> None:
         """A request ended, or the run did while it was still there."""
+        preemptions, cached = 0, 0
+        if isinstance(request, VllmRequest):
+            preemptions, cached = request.preemptions, request.cached_tokens
         self._numbers.extend(
             (
                 request.number,
@@ -81,9 +85,9 @@ class RequestTable:
                 request.input_tokens,
                 request.generated,
                 request.max_new_tokens,
-                0,
+                cached,
                 request.retractions,
-                0,
+                preemptions,
             )
         )
         self._outcomes.append(request.outcome or "unserved")

@@ -135,11 +135,12 @@ class FreesThePrefixOfTheRetracted(PrefixCache):
 
 @dataclass(frozen=True)
 class Canary:
-    """A broken cache, and whether its own audit can see the fault."""
+    """A broken cache, whether its own audit can see the fault, and a policy under which it shows."""
 
     tree: MakeTree = PrefixTree
     cache: MakeCache = PrefixCache
     audit_sees_it: bool = False
+    policy: str = "lru"
 
 
 CANARIES: dict[str, Canary] = {
@@ -149,11 +150,11 @@ CANARIES: dict[str, Canary] = {
     "split a page too early": Canary(SplitsAPageTooEarly),
     "split a page too late": Canary(SplitsAPageTooLate),
     "match without a stamp": Canary(DoesNotStampAMatch),
-    "stamp on the deepest node only": Canary(StampsTheDeepestNodeOnly),
+    "stamp on the deepest node only": Canary(StampsTheDeepestNodeOnly, policy="mru"),
     "stale stamp in the queue": Canary(EvictsTheNewestOfTwo),
     "one leaf too few": Canary(StopsOneLeafEarly),
-    "hits counted twice": Canary(CountsARequestEveryTime),
-    "priorities forgotten": Canary(ForgetsPriorities),
+    "hits counted twice": Canary(CountsARequestEveryTime, policy="lfu"),
+    "priorities forgotten": Canary(ForgetsPriorities, policy="priority"),
     "duplicate not freed": Canary(cache=KeepsDuplicates, audit_sees_it=True),
     "prompt and output in one node": Canary(cache=LetsTheOutputStickToThePrompt),
     "last token matched": Canary(cache=MatchesTheLastTokenToo),

@@ -65,8 +65,7 @@ def _config(row: Model) -> dict[str, Any]:
 
 
 def layer_letters(pattern: str, layers: int) -> str | None:
-    """`(3L 1F)x12`, `32S`, `(5S 1F)x10 then 2S` or `all full` as a letter for each layer; None where it points "
-    "elsewhere."""
+    """`(3L 1F)x12`, `32S`, `(5S 1F)x10 then 2S` or `all full` as a letter a layer; None where it points elsewhere."""
     if pattern == "all full":
         return "F" * layers
     if pattern.startswith("see"):

@@ -445,7 +445,7 @@ class _Reader:
         if isinstance(frequency, list):
             return bool(frequency[layer])
         if (step := self.get("interleave_moe_layer_step")) is not None:
-            return (layer + 1) % step == 0
+            return bool((layer + 1) % step == 0)
         if layer < (self.get("first_k_dense_replace") or 0) or layer in (self.get("mlp_only_layers") or ()):
             return False
         return (layer + 1) % (self.get("decoder_sparse_step") or 1) == 0

@@ -120,8 +120,7 @@ def sglang_stages(layers: int, pp: int, partition: str) -> tuple[Stage, ...]:
 
 
 def vllm_stages(layers: int, pp: int, partition: str) -> tuple[Stage, ...]:
-    """Layers of each stage: what is left over goes to the ones before the last (vllm 0.33.0, "
-    "`distributed/utils.py`)."""
+    """Layers of each stage: what is left over goes to those before the last (vllm 0.33.0, `distributed/utils.py`)."""
     if partition and pp > 1:
         return _partitioned(partition, layers, pp, "VLLM_PP_LAYER_PARTITION")
     if pp > layers:

@@ -154,16 +154,14 @@ def _context(options: Options, model: Shape) -> int:
     longest, asked = model.context_tokens, options.maybe("context_length")
     if asked is None and longest is None:
         raise ScenarioError(f"missing; the context length of {model.name} is not known", key="--context-length")
-    if asked is not None and longest is not None and asked > longest:
-        if not options.variable_switch("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"):
-            raise Refused(
-                f"Warning: User-specified context_length ({asked}) is greater than the derived context_length "
-                f"({longest}). "
-                "This may lead to incorrect model outputs or CUDA errors. To allow overriding this maximum, set the "
-                "env "
-                f"var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
-                remedy=f"use --context-length {longest} or less",
-            )
+    allowed = options.variable_switch("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+    if asked is not None and longest is not None and asked > longest and not allowed:
+        raise Refused(
+            f"Warning: User-specified context_length ({asked}) is greater than the derived context_length "
+            f"({longest}). This may lead to incorrect model outputs or CUDA errors. To allow overriding this maximum, "
+            "set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+            remedy=f"use --context-length {longest} or less",
+        )
     return asked or longest or 1
 
 
@@ -185,9 +183,9 @@ def _check_flags(setting: Setting) -> None:
         )
     decode_server = options.text("disaggregation_mode", "null") == "decode"
     if chunk > 0 and not decode_server and chunk % setting.page_size:
+        nearest = chunk // setting.page_size * setting.page_size * setting.ranks.attn_dp
         raise Refused(
-            "chunked_prefill_size must be divisible by page_size",
-            remedy=f"use --chunked-prefill-size {chunk // setting.page_size * setting.page_size * setting.ranks.attn_dp}",
+            "chunked_prefill_size must be divisible by page_size", remedy=f"use --chunked-prefill-size {nearest}"
         )
     ratio = options.fraction("swa_full_tokens_ratio")
     if ratio is not None and not 0 < ratio <= 1:

@@ -388,7 +388,8 @@ def _fitting(tier: _Tier, pools: list[HostPool], available: int, all_ranks: int 
     each = sum(pool.asked_bytes for pool in pools) or all_ranks // tier.ranks.per_host
     room = budget.budget_bytes(available, tier.ranks.per_host)
     if room <= 0 or each <= 0:
-        return f"nothing is left beyond the {budget.RESERVE_BYTES >> 30} GiB reserve; leave --enable-hierarchical-cache out"
+        reserve_gib = budget.RESERVE_BYTES >> 30
+        return f"nothing is left beyond the {reserve_gib} GiB reserve; leave --enable-hierarchical-cache out"
     # The last rank must fit into what its peers leave: size <= (available - reserve - (n - 1) x size) / n.
     n = tier.ranks.per_host
     most = (available - budget.RESERVE_BYTES) / (2 * n - 1)

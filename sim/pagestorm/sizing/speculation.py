@@ -34,8 +34,7 @@ class Speculation(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether the draft's KV is packed beside the target's in a host pool (MTP layers), not in a pool of its "
-        "own."""
+        """Whether the draft's KV (MTP layers) is packed beside the target's in a host pool, not in one of its own."""
         return self.algorithm in ("EAGLE", "NEXTN") and not self.draft_path
 
     def alloc_len(self, page_size: int) -> int:

@@ -1,7 +1,7 @@
 """A whole vLLM server sized: weights, what is left for the KV cache, blocks, groups, maximum concurrency.
 
-Rules: vllm 0.33.0. Peak activations, CUDA graphs and memory outside torch are measured by the engine at start; here they
-are estimated, and the measured figures may be given instead.
+Rules: vllm 0.33.0. Peak activations, CUDA graphs and memory outside torch are measured by the engine at start; here
+they are estimated, and the measured figures may be given instead.
 """
 
 from __future__ import annotations
@@ -373,7 +373,10 @@ def _available(setting: Setting, weights: int, sizing: Sizing, account: Account)
     )
     graph = _graphs(setting, account)
     left = int(kv_memory(requested, weights, non_torch, activations, graph))
-    formula = f"{both(requested)} - weights {both(weights)} - {both(non_torch)} - activations {both(activations)} - graphs {both(graph)}"
+    formula = (
+        f"{both(requested)} - weights {both(weights)} - {both(non_torch)} - activations {both(activations)} "
+        f"- graphs {both(graph)}"
+    )
     return account.note("kv_cache_memory_bytes", left, BYTES, formula, WORKER)
 
 
