@@ -9,6 +9,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from IPython.display import Markdown
 
 import pagestorm as ps
 
@@ -57,18 +58,14 @@ peak_demand = ample.summary["peak_used_pages"] * PAGE
 
 figure, axes = plt.subplots()
 axes.plot(timeline.time_s, timeline.used_tokens / 1000)
-axes.axhline(mean_demand / 1000, color="#24292f", linestyle="--", linewidth=1)
-axes.annotate(
-    f"mean {mean_demand / 1000:.1f}",
-    (timeline.time_s.iloc[-1], mean_demand / 1000),
-    xytext=(0, 4),
-    textcoords="offset points",
-    ha="right",
+axes.axhline(
+    mean_demand / 1000, color="#24292f", linestyle="--", linewidth=1.2, label=f"mean: {mean_demand:,.0f} tokens"
 )
+axes.legend(loc="upper right")
 axes.set(
     xlabel="simulated time (s)",
     ylabel="pool in use (thousand tokens)",
-    ylim=(0, None),
+    ylim=(0, 1.2 * peak_demand / 1000),
     title=f"{RATE_PER_S} requests/s on an ample pool: the load's own demand",
 )
 plt.show()
@@ -119,7 +116,7 @@ above.text(
 )
 above.set(ylabel="goodput (requests/s)", title="The cliff lies where the pool crosses the load's demand")
 below.set(ylabel="retractions", xlabel="pool (thousand tokens)", xscale="log")
-below.set_title("Retractions stay few on both sides of it")
+below.set_title("Retractions do not mark it")
 below.set_xticks([16, 24, 32, 48, 64, 96], labels=["16", "24", "32", "48", "64", "96"])
 below.minorticks_off()
 below.legend(loc="upper right")
@@ -128,31 +125,30 @@ plt.show()
 # %% [markdown]
 # ## Where the cliff is
 #
-# The smallest pool that still gives 99 % of the best goodput, and the largest that gives less than a tenth of it.
+# The smallest pool that gives 99 % of the best goodput, and the largest that gives less than a tenth of it.
 
 # %%
 default = runs.loc[1.0]
 best = default.goodput_per_s.max()
 holds = int(default.index[default.goodput_per_s >= 0.99 * best].min())
 gone = int(default.index[default.goodput_per_s < 0.1 * best].max())
-last_retraction = {c: int(runs.loc[c].index[runs.loc[c].retractions > 0].max()) for c in (0.3, 1.0)}
-worst_recompute = runs.recomputed_tokens.max() / (REQUESTS * 450)
-
-from IPython.display import Markdown  # noqa: E402
+retracts_at = {c: int(runs.loc[c].index[runs.loc[c].retractions > 0].max()) for c in (0.3, 1.0)}
+most_retractions = int(runs.retractions.max())
+most_recomputed = runs.recomputed_tokens.max() / ample.requests.input_tokens.sum()
+assert gone < mean_demand < holds
 
 Markdown(f"""
 ## Conclusion
 
-- The load wants {mean_demand:,.0f} tokens on average and {peak_demand:,} at its peak ({ample.summary["peak_running"]}
-  requests at once).
-- From {holds:,} tokens on, {holds / mean_demand:.2f} times the mean demand, goodput is within 1 % of the best
-  ({best:.1f} requests/s). At {gone:,} tokens, {gone / mean_demand:.2f} times the mean, it is
-  {default.goodput_per_s[gone] / best:.0%} of it: the queue grows as long as requests arrive, and nearly everybody waits
-  longer than {PROMPT_S:.0f} s. That is the cliff: {(holds - gone) / holds:.0%} less pool between nearly all and nearly
-  nothing.
-- Retractions do not mark it. At conservativeness 0.3 they begin below {last_retraction[0.3]:,} tokens, at 1.0 below
-  {last_retraction[1.0]:,}, and at their most they add {worst_recompute:.1%} to the tokens prefilled. A pool that is too
-  small shows as waiting long before it shows as retraction.
-- To size a pool: take the peak demand of an ample pool. A run with a pool of {peak_demand:,} tokens answers in place of
-  a rule of thumb.
+- The load wants {mean_demand:,.0f} tokens on average and {peak_demand:,} at its peak, when
+  {ample.summary["peak_running"]} requests run at once.
+- From {holds:,} tokens on, {holds / mean_demand:.2f} times the mean, goodput is within 1 % of the best
+  ({best:.1f} requests/s). At {gone:,} tokens, {gone / mean_demand:.2f} times the mean, {default.goodput_per_s[gone] / best:.0%}
+  of it is left: the queue grows for as long as requests arrive, and nearly everybody waits longer than
+  {PROMPT_S:.0f} s. Between the two lies the cliff, and the mean demand is in the middle of it.
+- Retractions do not mark it. The largest pool here that retracts at all has {retracts_at[0.3]:,} tokens at
+  conservativeness 0.3 and {retracts_at[1.0]:,} at 1.0; far below the cliff there are {most_retractions} in {REQUESTS:,}
+  requests at the most, and {most_recomputed:.1%} of the prompt tokens computed twice. A pool that is too small shows as
+  waiting, long before it shows as retraction.
+- To size a pool, run the load on one that is ample and take the peak: {peak_demand:,} tokens here.
 """)

@@ -23,6 +23,7 @@ def examine() -> dict[str, Any]:
         "cpu_cores": psutil.cpu_count(logical=True),
         "host_memory_bytes": memory.total,
         "host_available_bytes": memory.available,
+        "hicache_budget_bytes": hicache_budget_bytes(),
         "torch": None,
         "real": None,
     }
@@ -34,6 +35,16 @@ def examine() -> dict[str, Any]:
         if error.name not in ("torch", "pagestorm_real"):
             raise
     return found
+
+
+def hicache_budget_bytes() -> int | None:
+    """What SGLang, as one rank on this machine, may claim for its host pools now; None where a limit is unreadable."""
+    from pagestorm.sizing import budget, this_machine
+
+    machine = this_machine.read()
+    if machine.problem is not None or machine.available_bytes is None:
+        return None
+    return max(0, budget.budget_bytes(budget.available_bytes(machine.available_bytes, machine.headroom_bytes)))
 
 
 def both(size_bytes: int) -> str:
@@ -48,6 +59,9 @@ def as_text(found: dict[str, Any]) -> str:
         f"engine     {'compiled' if found['compiled'] else 'pure Python (make fast compiles it)'}",
         f"memory     {both(found['host_available_bytes'])} available of {both(found['host_memory_bytes'])}",
     ]
+    claim = found["hicache_budget_bytes"]
+    shown = "an unknown amount" if claim is None else both(claim)
+    lines.append(f"hicache    one rank may claim {shown} for host pools")
     real = found["real"]
     if real is None:
         lines.append("torch      not installed: runs are simulated; for real pools pip install 'pagestorm[torch]'")

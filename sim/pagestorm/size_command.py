@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ import click
 from pagestorm.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from pagestorm.sizing import HostMachine, Sizing
+    from pagestorm.sizing import Sizing
 
 REFUSED = 4
 EPILOG = """\b
@@ -87,12 +86,18 @@ def size_command(
     if this_host:
         if host_memory_bytes is not None:
             raise ScenarioError("this machine or a number, not both; leave one out", key="--host-memory-bytes")
-        merged["machine"] = _this_machine()
+        from pagestorm.sizing import this_machine
+
+        merged["machine"] = this_machine.read()
     sizing = size(**merged)
-    if touch:
+    refused = sizing.verdict == "refused"
+    if not as_json:
+        _print(sizing, explain, as_json)
+    if touch and not refused:
         _touch(sizing, quiet=as_json)
-    _print(sizing, explain, as_json)
-    return REFUSED if sizing.verdict == "refused" else 0
+    if as_json:
+        _print(sizing, explain, as_json)
+    return REFUSED if refused else 0
 
 
 def _asked(words: tuple[str, ...], engine: str | None, command: str | None) -> dict[str, Any]:
@@ -139,21 +144,6 @@ def _of_scenario(name: str) -> dict[str, Any]:
         asked["tp_size" if engine == "sglang" else "tensor_parallel_size"] = scenario.hardware.tp_size
         asked["host_memory_bytes"] = scenario.hardware.host_memory_bytes
     return {key: value for key, value in asked.items() if value is not None}
-
-
-def _this_machine() -> HostMachine:
-    """This machine's memory and cgroup headroom, read by the real package (which needs no torch for it)."""
-    import importlib
-
-    import psutil
-
-    from pagestorm.sizing import HostMachine
-
-    found = importlib.import_module("pagestorm_real.cgroup").read(Path("/"))
-    tightest = found.tightest
-    source = "this machine (psutil, cgroups)" if tightest is None else f"this machine (psutil, cgroup {tightest.path})"
-    headroom = None if tightest is None else int(tightest.headroom_bytes)
-    return HostMachine(int(psutil.virtual_memory().available), headroom, found.problem, source)
 
 
 def _touch(sizing: Sizing, quiet: bool) -> None:

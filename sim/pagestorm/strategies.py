@@ -96,7 +96,8 @@ def scenarios(
 def steptimes() -> st.SearchStrategy[Mapped]:
     """Linear step times: the plain one, under which passes end on multiples of `TICK_S`, and the default one."""
     plain = {"kind": "linear", "base_s": TICK_S, "per_request_s": 0, "per_context_token_s": 0, "per_prefill_token_s": 0}
-    return st.sampled_from((plain, {"kind": "linear"})).map(lambda facts: dict(facts))
+    kinds: tuple[Mapped, Mapped] = (plain, {"kind": "linear"})
+    return st.sampled_from(kinds).map(lambda facts: {**facts})
 
 
 def engines(

@@ -40,7 +40,10 @@ def test_no_form_factor_means_sxm_and_one_match_needs_no_memory_size(name: str, 
 
 @pytest.mark.parametrize(
     ("name", "candidates"),
-    [("A100", ["A100-40GB SXM", "A100-80GB SXM"]), ("RTX", ["RTX PRO 6000 Server", "RTX 4090", "RTX 5090"])],
+    [
+        ("A100", ["A100-40GB SXM", "A100-80GB SXM"]),
+        ("RTX", ["RTX PRO 6000 Server", "RTX 4090", "RTX 5090", "RTX 3090"]),
+    ],
 )
 def test_what_stays_ambiguous_is_refused_with_the_candidates(name: str, candidates: list[str]) -> None:
     with pytest.raises(ScenarioError) as caught:

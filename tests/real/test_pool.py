@@ -305,6 +305,7 @@ print(" ".join(loaded))
     )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {
+        "pagestorm.compiled",
         "pagestorm.errors",
         "pagestorm.memory",
         "pagestorm.memory.allocator",

@@ -22,21 +22,52 @@ PAGE_BYTES = 4096
 HUGEPAGES = {"2MB": 2 << 20, "1GB": 1 << 30}
 
 
+class Kind(NamedTuple):
+    """A class of host pools: the layouts that it takes, and what it says to another one."""
+
+    layouts: tuple[str, ...]
+    unsupported: str = "Unsupported layout: {layout}"
+    layout_first: bool = False
+
+
+PAGE_FIRST = ("page_first", "page_first_direct")
+HEADS = Kind(("layer_first", *PAGE_FIRST, "page_head"))
+"""Keys and values of one width, in one buffer."""
+UNEVEN_HEADS = Kind(
+    PAGE_FIRST,
+    "Unsupported layout for models with head_dim != v_head_dim: {layout}; expected 'page_first' or 'page_first_direct'.",
+)
+LATENT = Kind(("layer_first", *PAGE_FIRST))
+INDEX = Kind(("layer_first", *PAGE_FIRST))
+STATE = Kind((*PAGE_FIRST, "page_first_kv_split"), layout_first=True)
+"""States look at the layout before they look at the memory."""
+KV_SPLIT = "page_first_kv_split"
+NO_KV_SPLIT = "'NoneType' object has no attribute 'index_layer_indices'"
+"""What a latent pool says to the layout of Ascend devices."""
+
+
 class HostPool(NamedTuple):
-    """One host pool. `asked_bytes` is what the engine checks, `buffer_bytes` what it then allocates."""
+    """One host pool. `asked_bytes` is what the engine checks, `buffers` the bytes of each buffer that it then maps."""
 
     name: str
+    kind: Kind
     layers: int
     bytes_per_token: int
     page_size: int
     pages: int
     asked_bytes: int
-    buffer_bytes: int
+    buffers: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
         """Capacity in tokens (slots, for a state pool)."""
         return self.pages * self.page_size
+
+    def mapped_bytes(self, hugepage: str = "") -> int:
+        """What the buffers take: whole pages, huge ones under `SGLANG_HUGEPAGE_SIZE` (2MB or 1GB; anything else is
+        ignored with a warning, as the engine does)."""
+        unit = HUGEPAGES.get(hugepage.strip().upper(), PAGE_BYTES)
+        return sum(-(-size // unit) * unit for size in self.buffers)
 
 
 def host_tokens(device_tokens: int, ratio: float, size_gb: float, bytes_per_token: int) -> int:
@@ -48,71 +79,58 @@ def host_tokens(device_tokens: int, ratio: float, size_gb: float, bytes_per_toke
 
 def anchor_pool(
     name: str,
+    kind: Kind,
     device_tokens: int,
-    bytes_per_token: int,
+    parts: Sequence[int],
     page_size: int,
     *,
     ratio: float,
     size_gb: float = 0,
     layers: int = 0,
-    even_bytes: int | None = None,
 ) -> HostPool:
     """A pool that decides its own size: whole pages and one more, which the padding page takes.
 
-    `bytes_per_token` has packed draft layers in it. `even_bytes`: the buffer's bytes a token, where they differ from
-    what is checked (keys and values of different width share one buffer of the key's width).
+    `parts` are the bytes of a token in each of its buffers, packed draft layers included.
     """
-    tokens = host_tokens(device_tokens, ratio, size_gb, bytes_per_token)
-    pages = tokens // page_size + 1
+    bytes_per_token = sum(parts)
+    pages = host_tokens(device_tokens, ratio, size_gb, bytes_per_token) // page_size + 1
     size = pages * page_size
-    buffer = size * (bytes_per_token if even_bytes is None else even_bytes)
-    return HostPool(name, layers, bytes_per_token, page_size, pages, size * bytes_per_token, buffer)
+    buffers = tuple(size * part for part in parts)
+    return HostPool(name, kind, layers, bytes_per_token, page_size, pages, size * bytes_per_token, buffers)
 
 
-def mha_bytes_per_token(head_dim: int, v_head_dim: int, heads: int, layers: int, element_bytes: int) -> int:
-    """What the engine checks for a token of keys and values in so many layers, packed draft layers included."""
-    return (head_dim + v_head_dim) * heads * layers * element_bytes
+def mha_parts(head_dim: int, v_head_dim: int, heads: int, layers: int, element_bytes: int) -> tuple[int, ...]:
+    """Bytes of a token of keys and values in so many layers: one buffer, or two where the widths differ."""
+    keys, values = (width * heads * layers * element_bytes for width in (head_dim, v_head_dim))
+    return (keys + values,) if head_dim == v_head_dim else (keys, values)
 
 
-def mha_buffer_bytes_per_token(head_dim: int, heads: int, layers: int, element_bytes: int) -> int:
-    """What it allocates: keys and values side by side, both of the key's width."""
-    return 2 * head_dim * heads * layers * element_bytes
-
-
-def mla_bytes_per_token(row_elements: int, layers: int, element_bytes: int) -> int:
-    """One latent row in so many layers, packed draft layers included."""
-    return row_elements * element_bytes * layers
-
-
-def index_pool(
-    anchor: HostPool, layers: int, bytes_per_token_per_layer: int, layout: str, name: str = "indexer"
-) -> HostPool:
+def index_pool(anchor: HostPool, layers: int, bytes_per_token_per_layer: int, name: str = "indexer") -> HostPool:
     """Index keys that ride on the anchor's pages: its page count, own bytes.
 
     `layers` are those that own keys, and one for each packed draft layer. The buffer has a page more than is checked.
     """
     page_size = anchor.page_size
-    page_bytes = bytes_per_token_per_layer * page_size
-    asked = anchor.pages * layers * page_bytes
-    if layout not in ("layer_first", "page_first", "page_first_direct"):
-        raise Refused(f"Unsupported layout: {layout}")
+    page_bytes = bytes_per_token_per_layer * page_size * layers
     allocated = (anchor.tokens + page_size + 1) // page_size
     return HostPool(
         name,
+        INDEX,
         layers,
         bytes_per_token_per_layer * layers,
         page_size,
         anchor.pages,
-        asked,
-        allocated * layers * page_bytes,
+        anchor.pages * page_bytes,
+        (allocated * page_bytes,),
     )
 
 
-def sidecar_pool(name: str, anchor: HostPool, bytes_per_token: int, device_tokens: int, layers: int) -> HostPool:
+def sidecar_pool(
+    name: str, kind: Kind, anchor: HostPool, parts: Sequence[int], device_tokens: int, layers: int
+) -> HostPool:
     """A draft's own host pool, with a slot for each of the anchor's."""
-    return anchor_pool(
-        name, device_tokens, bytes_per_token, anchor.page_size, ratio=anchor.tokens / device_tokens, layers=layers
-    )
+    ratio = anchor.tokens / device_tokens
+    return anchor_pool(name, kind, device_tokens, parts, anchor.page_size, ratio=ratio, layers=layers)
 
 
 def split_size(size_gb: float, device_bytes: Sequence[float]) -> list[float]:
@@ -135,24 +153,30 @@ def auto_ratio(
     return ratio
 
 
-def check_pool(pool: HostPool, available: int) -> None:
-    """Raises `Refused`, with the engine's message, for a pool larger than what its rank may claim."""
-    if pool.asked_bytes <= available:
+def check_layout(pool: HostPool, layout: str) -> None:
+    """Raises `Refused` for a layout that the pool's class does not take."""
+    if layout in pool.kind.layouts:
         return
-    missing = pool.asked_bytes - available
-    figures = f"Requesting {pool.asked_bytes / 1e9:.2f} GB but only have {available / 1e9:.2f} GB free."
-    if pool.name.endswith("indexer"):
-        raise Refused(f"Not enough host memory for DSA indexer hierarchical cache. {figures}", missing)
-    raise Refused(
-        f"Not enough host memory available. {figures} Please reduce the size of the hierarchical cache.", missing
-    )
+    message = pool.kind.unsupported.format(layout=layout)
+    if pool.kind is LATENT and layout == KV_SPLIT:
+        message = NO_KV_SPLIT
+    raise Refused(message, remedy=f"use --hicache-mem-layout {PAGE_FIRST[0]}")
 
 
-def mapped_bytes(buffer_bytes: int, hugepage: str = "") -> int:
-    """What a buffer takes once mapped: whole pages, huge ones under `SGLANG_HUGEPAGE_SIZE` (2MB or 1GB; anything else
-    is ignored with a warning, as the engine does)."""
-    unit = HUGEPAGES.get(hugepage.strip().upper(), PAGE_BYTES)
-    return -(-buffer_bytes // unit) * unit
+def check_pool(pool: HostPool, available: int, layout: str = PAGE_FIRST[0]) -> None:
+    """Raises `Refused`, with the engine's message, for a pool larger than what its rank may claim, or of a layout that
+    its class does not take."""
+    if pool.kind.layout_first:
+        check_layout(pool, layout)
+    if pool.asked_bytes > available:
+        missing = pool.asked_bytes - available
+        figures = f"Requesting {pool.asked_bytes / 1e9:.2f} GB but only have {available / 1e9:.2f} GB free."
+        if pool.kind is INDEX:
+            raise Refused(f"Not enough host memory for DSA indexer hierarchical cache. {figures}", missing)
+        raise Refused(
+            f"Not enough host memory available. {figures} Please reduce the size of the hierarchical cache.", missing
+        )
+    check_layout(pool, layout)
 
 
 def resolve_layout(layout: str, io_backend: str, storage: str) -> tuple[str, str]:

@@ -112,9 +112,10 @@ def _budget(tier: _Tier, machine: HostMachine, automatic: bool, account: Account
     if machine.available_bytes is None:
         return None
     if machine.problem is not None and automatic:
-        raise Refused(
-            budget.CANNOT_SIZE,
-            remedy=f"{machine.problem}; pass --hicache-size, or say what is free with --host-memory-bytes",
+        raise ScenarioError(
+            f"{machine.problem}; here the engine stops with: {budget.CANNOT_SIZE} Or say what is free with "
+            "--host-memory-bytes",
+            key="--this-host",
         )
     if machine.problem is not None:
         account.warn(
