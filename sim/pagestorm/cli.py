@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -164,10 +166,19 @@ def fuzz(against: Against, examples: int, seed: int, engine: str | None, out: Pa
     """
     if against in ("sglang", "vllm") and engine not in (None, against):
         raise click.UsageError(f"--against {against} draws scenarios of {against}; leave --engine out")
-    from pagestorm.catch import as_text
-
     if out is not None:
         _make_folder(out)
+    # Hypothesis keeps notes of its own in the working folder unless it is told where; nobody reads these again.
+    with tempfile.TemporaryDirectory() as notes:
+        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", notes)
+        return _hunt_and_tell(against, examples, seed, engine, out, quiet)
+
+
+def _hunt_and_tell(
+    against: Against, examples: int, seed: int, engine: str | None, out: Path | None, quiet: bool
+) -> int:
+    from pagestorm.catch import as_text
+
     hunt, open_referee = _hunt_and_referee()
     kind = against if against in ("sglang", "vllm") else engine or "sglang"
     with _Bar(quiet) as bar, open_referee(against) as referee:
