@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from pagestorm.corners import Seen, corners_of
-from pagestorm.scenario import Scenario
+from pagestorm.scenario import Scenario, to_yaml
 
 BINS = (0, 1, 2, 4, 8, 16, 64)
 """Lower ends of the bins of a histogram of counts."""
@@ -16,12 +16,21 @@ COUNTED = {"retractions": "retractions", "preemptions": "preemptions", "evicted 
 """Histogram -> key of the summary. One that no run has above 0 is not shown."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
-    """A scenario on which the two sides part, as small as it could be made."""
+    """A scenario of written-out requests on which the two sides part, as small as it could be made."""
 
     scenario: Scenario
     error: Exception
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has."""
+        return len(self.scenario.workload.requests or ())
+
+    def size(self) -> tuple[int, int]:
+        """What a smaller finding has less of: requests, then characters."""
+        return self.requests, len(to_yaml(self.scenario))
 
 
 @dataclass

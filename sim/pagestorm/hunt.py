@@ -29,6 +29,7 @@ ENOUGH_SHORTAGES = 8
 FEW_REQUESTS = 10
 """What is found shall have no more requests than this; `SMALLER_EXAMPLES` scenarios are spent on it where it has."""
 SMALLER_EXAMPLES = 500
+SHRINKING_COMPARISONS = 1000
 
 
 class _Stop(BaseException):
@@ -69,14 +70,14 @@ def hunt(
     smaller = _Trail(Catch(against, engine), referee, SMALLER_EXAMPLES)
     try:
         _rounds(trail, start, drawn())
-        if trail.last is not None and len(trail.last.scenario.workload.requests or ()) > FEW_REQUESTS:
+        if trail.best is not None and trail.best.requests > FEW_REQUESTS:
             # Some differences hang on a sum over many requests and do not shrink one by one.
             _rounds(smaller, start, drawn(most_requests=FEW_REQUESTS))
     except _Stop as stop:
         raise stop.error from None
     except KeyboardInterrupt:
         trail.catch.interrupted = True
-    trail.catch.found = smaller.last or trail.last
+    trail.catch.found = smaller.best or trail.best
     return trail.catch
 
 
@@ -85,7 +86,7 @@ def _rounds(trail: _Trail, start: int, drawn: SearchStrategy[Mapped]) -> None:
     with suppress(_Enough):
         for number in range(MOST_ROUNDS):
             _round(trail, min(trail.examples, ROUND_EXAMPLES), start * MOST_ROUNDS + number, drawn)
-            if trail.last is not None:
+            if trail.best is not None:
                 return
 
 
@@ -109,7 +110,6 @@ def _round(trail: _Trail, examples: int, start: int, drawn: SearchStrategy[Mappe
         if not trail.follow(data):
             raise _Parted
 
-    # Hypothesis runs the smallest example last.
     with suppress(_Parted):
         probe()
 
@@ -136,11 +136,12 @@ class _Trail:
     ) -> None:
         self.catch = catch
         self.examples = examples
-        self.last: Found | None = None
-        """The finding that was tried last."""
+        self.best: Found | None = None
+        """The smallest finding."""
         self._referee = referee
         self._progress = progress
         self._on_found = on_found
+        self._shrunk = 0
         self._verdicts: dict[int, _Verdict] = {}
 
     def follow(self, data: Mapped) -> bool:
@@ -150,23 +151,27 @@ class _Trail:
         if verdict is None:
             verdict = self._verdicts[key] = self._compare(scenario(data))
         if verdict.found is not None:
-            self.last = verdict.found
+            self.best = min(self.best or verdict.found, verdict.found, key=Found.size)
             return False
         target(verdict.peak_use, label="peak use")
         target(float(min(verdict.shortages, ENOUGH_SHORTAGES)), label="shortages")
         return True
 
     def _compare(self, drawn: Scenario) -> _Verdict:
+        if self.best is not None:
+            self._shrunk += 1
+            if self._shrunk > SHRINKING_COMPARISONS:
+                raise _Enough
         try:
             seen = Seen(self._referee(drawn))
         except FAULTS as error:
             found = Found(drawn, error)
-            if self.last is None and self._on_found is not None:
+            if self.best is None and self._on_found is not None:
                 self._on_found(found)
             return _Verdict(found)
         except PagestormError as error:
             raise _Stop(error) from error
-        if self.last is None:
+        if self.best is None:
             self.catch.add(seen)
             if self._progress is not None:
                 self._progress(self.catch.examples)

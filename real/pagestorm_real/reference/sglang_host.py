@@ -6,6 +6,7 @@ Runs inside the reference environment.
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +32,22 @@ def host_budget(engine: Engine, payload: dict[str, Any]) -> dict[str, Any]:
     base = import_module(SRT + "mem_cache.pool_host.base")
     with engine.configured(), patch.object(base, "available_host_memory_bytes", lambda **_: available_bytes):
         return {"budget_bytes": base.host_memory_budget_bytes()}
+
+
+def host_headroom(engine: Engine, payload: dict[str, Any]) -> dict[str, Any]:
+    """What the memory cgroups of a made-up machine leave.
+
+    Payload: `proc`, the folder that stands for /proc; the mounts in its `self/mountinfo` are read as they stand there.
+    Answers with `headroom_bytes` (null: no limit), or the `failed` text where the engine cannot tell.
+    """
+    fields = Fields("host_headroom", payload)
+    proc = Path(str(fields.take("proc")))
+    fields.done()
+    memory = import_module(SRT + "mem_cache.host_memory")
+    try:
+        return {"headroom_bytes": memory._cgroup_memory_headroom(proc), "failed": None}
+    except (OSError, RuntimeError, ValueError) as error:
+        return {"headroom_bytes": None, "failed": str(error)}
 
 
 def host_indexer(engine: Engine, payload: dict[str, Any]) -> dict[str, Any]:

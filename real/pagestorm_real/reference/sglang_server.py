@@ -27,7 +27,14 @@ def main(parent: int) -> None:
 
     pipes = take_over_pipes()
     die_with_parent(pipes[0], parent)
-    from pagestorm_real.reference import sglang_engine, sglang_host, sglang_prefix, sglang_run, sglang_single
+    from pagestorm_real.reference import (
+        sglang_engine,
+        sglang_host,
+        sglang_host_tier,
+        sglang_prefix,
+        sglang_run,
+        sglang_single,
+    )
     from pagestorm_real.reference.entered import functions_entered
 
     engine = sglang_engine.Engine()
@@ -50,7 +57,9 @@ def main(parent: int) -> None:
         sglang_single.retraction_order,
         sglang_single.spec_sizing,
         sglang_host.host_budget,
+        sglang_host.host_headroom,
         sglang_host.host_indexer,
+        sglang_host_tier.host_tier,
         sglang_prefix.prefix,
     ):
         operations[operation.__name__] = partial(operation, engine)

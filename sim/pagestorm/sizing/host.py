@@ -35,7 +35,11 @@ HEADS = Kind(("layer_first", *PAGE_FIRST, "page_head"))
 """Keys and values of one width, in one buffer."""
 UNEVEN_HEADS = Kind(
     PAGE_FIRST,
-    "Unsupported layout for models with head_dim != v_head_dim: {layout}; expected 'page_first' or 'page_first_direct'.",
+    "Unsupported layout for models with head_dim != v_head_dim: {layout}; expected 'page_first' or "
+    "'page_first_direct'.",
+)
+SCALED_HEADS = Kind(
+    PAGE_FIRST[:1], "MXFP8 KV host pool supports only the page_first layout, got {layout!r}.", layout_first=True
 )
 LATENT = Kind(("layer_first", *PAGE_FIRST))
 INDEX = Kind(("layer_first", *PAGE_FIRST))

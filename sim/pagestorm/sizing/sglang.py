@@ -223,7 +223,14 @@ def _device(setting: Setting, sizing: Sizing, account: Account) -> DevicePools:
     if setting.shape.state is not None and LINEAR in setting.shape.layers:
         tokens = setting.spec.draft_tokens if setting.spec else None
         slots, rest_gib = state.size_state_pool(
-            options, setting.shape, setting.ranks, rest_gib, tokens, setting.page_size, account
+            options,
+            setting.shape,
+            setting.ranks,
+            rest_gib,
+            setting.asked_running,
+            tokens,
+            setting.page_size,
+            account,
         )
         sizing.state_slots = slots.slots
     _check_rest(rest_gib, before, weights, fraction)
@@ -655,11 +662,14 @@ def _fill(
         sizing.pools.append(_pool(row, tokens, page))
     sizing.kv_pool_bytes = sum(pool.bytes for pool in sizing.pools)
     if slots is not None:
-        layers = setting.shape.count(LINEAR)
+        layers, drafts = setting.shape.count(LINEAR), 0
+        if slots.intermediate_bytes and setting.spec is not None:
+            drafts = int(state.intermediate_bytes(running, setting.spec.draft_tokens, slots.slot_bytes))
         sizing.pools.append(Pool("state", DEVICE, layers, slots.slot_bytes, slots.slots, slots.pool_bytes))
-        pools.extra_rows.append(sizing.pools[-1])
-        if slots.intermediate_bytes:
-            sizing.pools.append(Pool("draft states", DEVICE, layers, slots.slot_bytes, 0, slots.intermediate_bytes))
+        # The engine counts the states of draft tokens with the pool that its host copy is measured by.
+        pools.extra_rows.append(sizing.pools[-1]._replace(bytes=slots.pool_bytes + drafts))
+        if drafts:
+            sizing.pools.append(Pool("draft states", DEVICE, layers, slots.slot_bytes, 0, drafts))
 
 
 def _pool(row: PoolRow, tokens: int, page: int) -> Pool:

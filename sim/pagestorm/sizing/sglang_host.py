@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pagestorm.catalog.shape import Shape
+from pagestorm.catalog.shape import Heads, Shape
 from pagestorm.errors import ScenarioError
 from pagestorm.sizing import budget, host, kv
 from pagestorm.sizing.account import BYTES, COUNT, RATIO, Account, Refused, both
-from pagestorm.sizing.host import HostPool
+from pagestorm.sizing.host import HostPool, Kind
 from pagestorm.sizing.kv import KvFormat, PoolRow
 from pagestorm.sizing.options import Options
 from pagestorm.sizing.ranks import Ranks
@@ -18,6 +18,7 @@ from pagestorm.sizing.speculation import Speculation
 AUTO_SOURCE = "sglang 0.5.23 mem_cache/hicache_auto_size.py"
 BUDGET_SOURCE = "sglang 0.5.23 mem_cache/pool_host/base.py, mem_cache/host_memory.py"
 ASSEMBLER = "sglang 0.5.23 mem_cache/hybrid_cache/hybrid_pool_assembler.py"
+FP8_REMEDY = "use --kv-cache-dtype fp8_e4m3"
 CHOICES = {
     "hicache_write_policy": ("write_back", "write_through", "write_through_selective"),
     "hicache_mem_layout": host.LAYOUTS,
@@ -99,10 +100,12 @@ def size_host_tier(
             "the host's memory is not known, so the host pools are sized and not checked; give --host-memory-bytes "
             "or --this-host"
         )
+        for pool in pools:
+            host.check_layout(pool, layout)
         return
     sizing.host_budget_bytes = allowed
     if size_gb == 0 and given is None:
-        _check_snapshot(pools, int(allowed * _fraction(options)), sizing)
+        _check_snapshot(pools, int(allowed * _fraction(options)), layout, sizing)
     else:
         _check_order(tier, pools, machine, sizing, account)
 
@@ -169,12 +172,14 @@ def host_pools(tier: _Tier, ratio: float, size_gb: float, account: Account) -> l
         pools += _index_pools(tier, anchor)
         pools += _sidecars(tier, anchor)
     if window is not None:
+        kind, parts = _parts(tier, tier.shape.window, window.layers)
         tokens = tier.tokens("window")
         pools.append(
             host.anchor_pool(
                 "host window",
+                kind,
                 tokens,
-                int(window.bytes_per_token),
+                parts,
                 tier.page_size,
                 ratio=ratio,
                 size_gb=shares[1],
@@ -182,13 +187,43 @@ def host_pools(tier: _Tier, ratio: float, size_gb: float, account: Account) -> l
             )
         )
     for number, states in enumerate(tier.states):
-        slot = int(states.bytes_per_token)
+        parts = (int(states.bytes_per_token),)
+        share = shares[2 + number]
         pools.append(
             host.anchor_pool(
-                "host state", states.tokens, slot, 1, ratio=ratio, size_gb=shares[2 + number], layers=states.layers
+                "host state",
+                host.STATE,
+                states.tokens,
+                parts,
+                1,
+                ratio=ratio,
+                size_gb=share,
+                layers=states.layers,
             )
         )
     return pools
+
+
+def _parts(tier: _Tier, heads: Heads, layers: int) -> tuple[Kind, tuple[int, ...]]:
+    """The class of a host pool, and the bytes of a token in each of its buffers."""
+    shape, form = tier.shape, tier.form
+    if shape.latent is not None:
+        if form.name in kv.FP4:
+            raise Refused(
+                "MLA host cache does not support target FP4 KV: packed payload and separate block scales cannot be "
+                "restored",
+                remedy=FP8_REMEDY,
+            )
+        return host.LATENT, (kv.latent_row_bytes(shape, form) * layers,)
+    if form.name in kv.FP4:
+        raise Refused("kv: MHA host transfers do not support KV scale layout 'token'.", remedy=FP8_REMEDY)
+    mine = kv.heads_per_rank(heads.kv_heads, tier.ranks.attn_tp, tier.ranks.dcp)
+    if form.name == "mxfp8":
+        if tier.packed_layers:
+            raise Refused("MXFP8 KV host pool does not pack MTP draft KV layers.", remedy=FP8_REMEDY)
+        return host.SCALED_HEADS, (kv.head_bytes(mine, heads.k_dim, heads.v_dim, form, 1) * layers,)
+    kind = host.HEADS if heads.k_dim == heads.v_dim else host.UNEVEN_HEADS
+    return kind, host.mha_parts(heads.k_dim, heads.v_dim, mine, layers, form.torch_bytes)
 
 
 def _shares(
@@ -215,21 +250,9 @@ def _shares(
 
 def _anchor(tier: _Tier, row: PoolRow, ratio: float, size_gb: float) -> HostPool:
     layers = row.layers + tier.packed_layers
-    each = round(row.bytes_per_token / row.layers)
-    shape = tier.shape
-    even = None
-    if shape.latent is None and shape.full.k_dim != shape.full.v_dim:
-        # The buffer has room for keys of both; the check counts a key and a value.
-        even = each * 2 * shape.full.k_dim // (shape.full.k_dim + shape.full.v_dim) * layers
+    kind, parts = _parts(tier, tier.shape.full, layers)
     return host.anchor_pool(
-        "host kv",
-        tier.tokens("kv"),
-        each * layers,
-        tier.page_size,
-        ratio=ratio,
-        size_gb=size_gb,
-        layers=layers,
-        even_bytes=even,
+        "host kv", kind, tier.tokens("kv"), parts, tier.page_size, ratio=ratio, size_gb=size_gb, layers=layers
     )
 
 
@@ -238,18 +261,16 @@ def _index_pools(tier: _Tier, anchor: HostPool) -> list[HostPool]:
     if row is None or indexer is None:
         return []
     key = kv.index_key_bytes(indexer.head_dim, indexer.kpool)
-    return [host.index_pool(anchor, row.layers + tier.packed_layers, key, tier.layout, "host indexer")]
+    return [host.index_pool(anchor, row.layers + tier.packed_layers, key, "host indexer")]
 
 
 def _sidecars(tier: _Tier, anchor: HostPool) -> list[HostPool]:
     row = tier.row("draft kv")
     if row is None or tier.packed_layers:
         return []
-    return [
-        host.sidecar_pool(
-            "host draft kv", anchor, int(row.bytes_per_token), max(1, tier.tokens("draft kv")), row.layers
-        )
-    ]
+    tokens = max(1, tier.tokens("draft kv"))
+    parts = (int(row.bytes_per_token),)
+    return [host.sidecar_pool("host draft kv", anchor.kind, anchor, parts, tokens, row.layers)]
 
 
 def _compressed_pools(tier: _Tier, ratio: float, size_gb: float) -> list[HostPool]:
@@ -267,20 +288,21 @@ def _compressed_pools(tier: _Tier, ratio: float, size_gb: float) -> list[HostPoo
             continue
         pages = int(-(-tokens // page) * ratio)
         asked = pages * page * int(row.bytes_per_token)
-        pools.append(HostPool(f"host {row.name}", row.layers, int(row.bytes_per_token), page, pages, asked, asked))
+        each = int(row.bytes_per_token)
+        pools.append(HostPool(f"host {row.name}", host.LATENT, row.layers, each, page, pages, asked, (asked,)))
     return pools
 
 
 def _report(tier: _Tier, pools: list[HostPool], sizing: Sizing, account: Account) -> None:
     hugepage = tier.options.variable("SGLANG_HUGEPAGE_SIZE")
     for pool in pools:
-        mapped = host.mapped_bytes(pool.buffer_bytes, hugepage)
+        mapped = pool.mapped_bytes(hugepage)
         source = host.INDEXER_SOURCE if pool.name.endswith("indexer") else host.SOURCE
         formula = f"{pool.pages:,} pages x {pool.page_size} x {pool.bytes_per_token:,} bytes ({pool.layers} layers)"
         account.note(f"{pool.name} bytes", pool.asked_bytes, BYTES, formula, source)
         if mapped > pool.asked_bytes:
             account.note(
-                f"{pool.name} mapped", mapped, BYTES, f"buffer of {pool.buffer_bytes:,}, up to whole pages", source
+                f"{pool.name} mapped", mapped, BYTES, f"buffer of {sum(pool.buffers):,}, up to whole pages", source
             )
         sizing.pools.append(Pool(pool.name, HOST, pool.layers, pool.bytes_per_token, pool.tokens, pool.asked_bytes))
     sizing.host_pool_bytes = sum(pool.asked_bytes for pool in pools)
@@ -317,18 +339,18 @@ def _device_tokens(tier: _Tier, name: str) -> int:
     return tier.tokens(name.removeprefix("host "))
 
 
-def _check_snapshot(pools: list[HostPool], allowed: int, sizing: Sizing) -> None:
+def _check_snapshot(pools: list[HostPool], allowed: int, layout: str, sizing: Sizing) -> None:
     """Automatic sizing books every pool on one reading of the machine."""
     snapshot = budget.Snapshot(allowed)
     for pool in pools:
-        host.check_pool(pool, snapshot.book(pool.asked_bytes))
+        host.check_pool(pool, snapshot.book(pool.asked_bytes), layout)
     sizing.host_budgets_bytes = [allowed]
 
 
 def _check_order(tier: _Tier, pools: list[HostPool], machine: HostMachine, sizing: Sizing, account: Account) -> None:
     """Explicit sizes: each rank reads the machine again for each pool, so what its peers pinned before counts."""
     hugepage = tier.options.variable("SGLANG_HUGEPAGE_SIZE")
-    per_host, each = tier.ranks.per_host, sum(host.mapped_bytes(pool.buffer_bytes, hugepage) for pool in pools)
+    per_host, each = tier.ranks.per_host, sum(pool.mapped_bytes(hugepage) for pool in pools)
     available = budget.available_bytes(machine.available_bytes or 0, machine.headroom_bytes)
     sizing.host_budgets_bytes = budget.budgets_after_peers(available, per_host, each)
     refused_at: int | None = None
@@ -336,13 +358,13 @@ def _check_order(tier: _Tier, pools: list[HostPool], machine: HostMachine, sizin
         left, problem = available - peers * each, None
         for pool in pools:
             try:
-                host.check_pool(pool, budget.budget_bytes(left, per_host))
+                host.check_pool(pool, budget.budget_bytes(left, per_host), tier.layout)
             except Refused as refusal:
                 problem = refusal
                 break
-            left -= host.mapped_bytes(pool.buffer_bytes, hugepage)
+            left -= pool.mapped_bytes(hugepage)
         if problem is not None:
-            problem.remedy = _fitting(tier, pools, available)
+            problem.remedy = problem.remedy or _fitting(tier, pools, available)
             if peers == 0:
                 raise problem
             refused_at, sizing.error, sizing.remedy, sizing.missing_bytes = (

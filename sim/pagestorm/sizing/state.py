@@ -110,13 +110,14 @@ def size_state_pool(
     shape: Shape,
     ranks: Ranks,
     rest_gib: float,
+    running: int | None,
     draft_tokens: int | None,
     page_size: int,
     account: Account,
 ) -> tuple[StatePool, float]:
     """Take the state slots out of `rest_gib` of memory; returns them and what is left, in GiB (floats as the engine's).
 
-    Raises `Refused` where no slot fits.
+    `running` are the requests of one attention group that are asked for. Raises `Refused` where no slot fits.
     """
     form = state_format(
         options.variable("SGLANG_MAMBA_CONV_DTYPE", "bfloat16"),
@@ -143,7 +144,7 @@ def size_state_pool(
     account.note(
         "state_slots_per_request", each, COUNT, f"strategy {name}, overlap {'on' if overlap else 'off'}", SOURCE
     )
-    slots, rest_gib, intermediate = _slots(options, ranks, rest_gib, slot, each, draft_tokens, account)
+    slots, rest_gib, intermediate = _slots(options, ranks, rest_gib, slot, each, running, draft_tokens, account)
     if slots <= 0:
         raise Refused(
             f"Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed max_mamba_cache_size="
@@ -168,19 +169,25 @@ def _own(shape: Shape) -> str | None:
 
 
 def _slots(
-    options: Options, ranks: Ranks, rest_gib: float, slot: int, each: int, draft_tokens: int | None, account: Account
+    options: Options,
+    ranks: Ranks,
+    rest_gib: float,
+    slot: int,
+    each: int,
+    running: int | None,
+    draft_tokens: int | None,
+    account: Account,
 ) -> tuple[int, float, float]:
     """Usable slots, the memory left beside intermediate states, and the bytes of those."""
-    given, asked = options.maybe("max_mamba_cache_size"), options.maybe("max_running_requests")
+    given = options.maybe("max_mamba_cache_size")
     spec = draft_tokens is not None and options.text("disaggregation_mode", "null") != "prefill"
-    running = max(1, asked // ranks.attn_dp) if asked is not None else None
     if given is not None:
         slots = account.note("state_slots", given // ranks.attn_dp, COUNT, f"{given} // {ranks.attn_dp}", SOURCE)
         held = min(running if running is not None else slots, slots // each)
         extra = intermediate_bytes(held, draft_tokens or 0, slot) if spec else 0
         return slots, rest_gib - extra / GIB, extra
     if options.switch("disable_radix_cache") and running is not None:
-        slots = account.note("state_slots", running, COUNT, f"max(1, {asked} // {ranks.attn_dp})", SOURCE)
+        slots = account.note("state_slots", running, COUNT, "as many as may run, prefix cache off", SOURCE)
         extra = intermediate_bytes(slots, draft_tokens or 0, slot) if spec else 0
         return slots, rest_gib - extra / GIB, extra
     ratio = options.fraction("mamba_full_memory_ratio", DEFAULT_MEMORY_RATIO) or DEFAULT_MEMORY_RATIO
